@@ -149,44 +149,18 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
 }
 
 pub(crate) struct GpuRow {
-    node: String,
-    card: CardView,
-    room: Mib,
+    pub(crate) node: String,
+    pub(crate) card: CardView,
+    pub(crate) room: Mib,
     /// Why it takes no pods.
     refuses: Option<String>,
     /// Why the driver holds no limit there.
     no_limit: Option<&'static str>,
     /// Who holds something of it.
-    owners: Vec<String>,
+    pub(crate) owners: Vec<String>,
     /// Those that did not get it from gpustow.
     others: Vec<String>,
     borrowed: Borrowed,
-}
-
-impl GpuRow {
-    /// Is this text in its node, its model or its pods?
-    pub(crate) fn has(&self, text: &str) -> bool {
-        let owners = self.owners.iter().map(String::as_str);
-        let texts = [&*self.node, &*self.card.model].into_iter().chain(owners);
-        texts.into_iter().any(|it| it.contains(text))
-    }
-
-    /// What is requested and not used.
-    pub(crate) fn idle(&self) -> Mib {
-        self.card.held.minus(used(&self.card))
-    }
-}
-
-/// Sums over GPUs in words.
-pub(crate) fn sums(rows: &[GpuRow]) -> String {
-    let sum = |of: fn(&GpuRow) -> Mib| memory(rows.iter().map(of).sum());
-    format!(
-        "{} requested, {} used, {} unmanaged, {} available",
-        sum(|row| row.card.held),
-        sum(|row| used(&row.card)),
-        sum(|row| row.card.unmanaged),
-        sum(|row| row.room)
-    )
 }
 
 fn share(pod: &gpustow_ledger::PodShare) -> String {

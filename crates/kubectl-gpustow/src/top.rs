@@ -5,7 +5,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use gpustow_inspect::{Cluster, Live, load};
+use gpustow_inspect::{Cluster, Live, load, memory};
+use gpustow_pack::Mib;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -15,7 +16,7 @@ use ratatui::widgets::Paragraph;
 use tokio::sync::mpsc;
 
 use crate::args::{Global, TopArgs, TopSort};
-use crate::lists::{self, GpuRow};
+use crate::lists::{self, GpuRow, used};
 use crate::output::{Cells, Format, Listing, Output, Value};
 use crate::{Answer, Screen};
 
@@ -134,6 +135,25 @@ impl View {
     }
 }
 
+/// Does its node, its model or a pod on it have this text?
+fn has(row: &GpuRow, text: &str) -> bool {
+    let owners = row.owners.iter().map(String::as_str);
+    let mut texts = [&*row.node, &*row.card.model].into_iter().chain(owners);
+    texts.any(|it| it.contains(text))
+}
+
+/// Sums over GPUs in words.
+fn sums(rows: &[GpuRow]) -> String {
+    let sum = |of: fn(&GpuRow) -> Mib| memory(rows.iter().map(of).sum());
+    format!(
+        "{} requested, {} used, {} unmanaged, {} available",
+        sum(|row| row.card.held),
+        sum(|row| used(&row.card)),
+        sum(|row| row.card.unmanaged),
+        sum(|row| row.room)
+    )
+}
+
 fn picture(cluster: &Cluster, view: &View) -> Result<Picture> {
     let mut gpus = lists::gpus(cluster, None)?;
     let headline = format!(
@@ -141,17 +161,19 @@ fn picture(cluster: &Cluster, view: &View) -> Result<Picture> {
         gpus.rows.len(),
         cluster.views().len(),
         cluster.waiting().len(),
-        lists::sums(&gpus.rows)
+        sums(&gpus.rows)
     );
     if !view.filter.is_empty() {
-        gpus.rows.retain(|row| row.has(&view.filter));
+        gpus.rows.retain(|row| has(row, &view.filter));
         gpus.empty = "No node, model or pod has this text.";
     }
     match view.sort {
         TopSort::Node => {}
         TopSort::Available => gpus.sort("-AVAILABLE")?,
         TopSort::Used => gpus.sort("-USED")?,
-        TopSort::Idle => gpus.rows.sort_by_key(|row| Reverse(row.idle())),
+        TopSort::Idle => gpus
+            .rows
+            .sort_by_key(|row| Reverse(row.card.held.minus(used(&row.card)))),
     }
     Ok(Picture { gpus, headline })
 }
