@@ -221,6 +221,10 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 generate: ## Write the generated manifests, the dashboard and the reference
 	$(RUN) --package gpustow-generate
 
+.PHONY: lines
+lines: ## Count the lines of code of each part beside its budget
+	@$(CARGO) test --quiet --workspace --locked --test generate -- --exact lines::each_part_keeps_to_its_budget_of_lines --nocapture
+
 .PHONY: workflows
 workflows: ## Check the workflows of GitHub
 	@release/workflows.sh

@@ -27,5 +27,7 @@ version=$("$scheduler" --version)
 python3 "$root/images/oci.py" --output "$images/kube-scheduler.tar" --level 1 \
     --name "registry.k8s.io/kube-scheduler:${version##* }" --entrypoint /usr/local/bin/kube-scheduler \
     --arch "$arch" --file "/usr/local/bin/kube-scheduler=$scheduler" >&2
-"$here/../toolkit/build.sh" >/dev/null
+# Where the tests look for it.
+mkdir -p "$target/toolkit"
+ln -sfn "$("$here/../toolkit/build.sh")" "$target/toolkit/bin"
 echo "$images"

@@ -1,29 +1,58 @@
 //! The price of lines: each part of the product has a budget of code lines. Who adds lines removes others.
 
-use std::{fs, io};
+use std::io;
 
 use crate::tidy::{code_below, root};
 
-/// Folders, and the lines of code that they have together at most: Rust without comments, blank lines and
-/// unit tests. A budget goes down with each removal; a part that needs more takes it from another.
-const BUDGETS: [(&str, usize); 19] = [
-    ("crates/advice", 0),
+/// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
+/// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
+const BUDGETS: [(&str, &[&str], usize); 16] = [
+    ("ledger", &["crates/ledger"], 15_240),
+    ("extender", &["."], 8_490),
+    ("testkit", &["crates/testkit"], 7_210),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_230),
+    ("agent", &["crates/agent"], 5_860),
+    ("api", &["crates/api"], 4_100),
+    ("sim", &["crates/sim"], 4_040),
+    ("pack", &["crates/pack"], 2_450),
+    ("policies", &["crates/policies"], 1_900),
+    ("demo", &["crates/demo"], 1_710),
+    ("inspect", &["crates/inspect"], 1_580),
+    (
+        "simulated NVML",
+        &["crates/fake-nvml", "crates/machine"],
+        1_220,
+    ),
+    ("generate", &["crates/generate"], 1_000),
+    ("serve", &["crates/serve"], 830),
+    (
+        "small crates",
+        &["crates/fuzz", "crates/advice", "crates/settings"],
+        760,
+    ),
+    ("simworld", &["crates/simworld"], 630),
 ];
 
 #[test]
 fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
     let (mut all, mut over) = (0, Vec::new());
-    for (folder, budget) in BUDGETS {
-        let code = code_below(&root().join(folder).join("src"))?;
-        let lines = code.iter().flat_map(|(_, code)| code.lines());
-        let lines = lines.filter(|line| !line.trim().is_empty()).count();
-        println!("{folder:<24} {lines:>7} {budget:>7}");
+    println!("{:<16} {:>7} {:>7}", "part", "lines", "budget");
+    for (part, folders, budget) in BUDGETS {
+        let mut lines = 0;
+        for folder in folders {
+            let code = code_below(&root().join(folder).join("src"))?;
+            let code = code.iter().flat_map(|(_, code)| code.lines());
+            lines += code.filter(|line| !line.trim().is_empty()).count();
+        }
+        println!("{part:<16} {lines:>7} {budget:>7}");
         all += lines;
         if lines > budget {
-            over.push(format!("{folder} has {lines} lines of code, {budget} at most"));
+            over.push(format!(
+                "{part} has {lines} lines of code, {budget} at most"
+            ));
         }
     }
-    println!("{:<24} {all:>7}", "all");
+    println!("{:<16} {all:>7}", "all");
     assert!(over.is_empty(), "{over:?}");
     Ok(())
 }

@@ -228,7 +228,7 @@ fn spelled_only_in(home: &str, words: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -245,7 +245,7 @@ fn crate_code() -> io::Result<Vec<(PathBuf, String)>> {
 }
 
 /// The Rust files below `folder` without comments and unit tests.
-fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
+pub(crate) fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
