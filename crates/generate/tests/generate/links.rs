@@ -1,13 +1,11 @@
 //! Links in Markdown: each leads to a file, and to a heading where it names one.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::{fs, io};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use crate::root;
 
 /// Where the repository's files are read; a page of the book links to those outside of docs there.
 const BLOB: &str = "https://github.com/gpustow/gpustow/blob/main/";

@@ -7,3 +7,10 @@ mod prose;
 mod targets;
 mod tidy;
 mod words;
+
+use std::path::{Path, PathBuf};
+
+/// The root of the source tree.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}

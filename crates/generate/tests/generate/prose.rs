@@ -1,8 +1,9 @@
 //! What keeps the pages short, listed and in plain words. CONTRIBUTING.md says what it is for.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
+
+use crate::root;
 
 /// Words that a page for users has at most.
 const PAGE: usize = 900;
@@ -36,10 +37,6 @@ const WORDS: [&str; 15] = [
 ];
 /// Words of a sentence.
 const SENTENCE: usize = 30;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// Name and text of each page that git knows or would add.
 fn pages() -> io::Result<Vec<(String, String)>> {

@@ -1,11 +1,9 @@
 //! Each case of the tests belongs to one target of the Makefile.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, io};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use crate::root;
 
 /// The names of the cases of a test program, as cargo prints them.
 fn cases(program: &Path, module: &str) -> io::Result<Vec<String>> {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
+use crate::root;
+
 /// The libraries that `package` and its dependencies are, at most `depth` steps away, as cargo
 /// resolves them.
 fn tree(package: &str, depth: &str) -> io::Result<Vec<String>> {
@@ -226,10 +228,6 @@ fn spelled_only_in(home: &str, words: &[&str]) -> io::Result<()> {
         home.display()
     );
     Ok(())
-}
-
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The product's crates, that is, all but the one that only tests use.

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use crate::root;
+
 /// Old-fashioned or private words.
 const WORDS: [&str; 13] = [
     "nobody",
@@ -32,10 +34,6 @@ const CRATES: [&str; 9] = [
     "serve",
     "settings",
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// The files below a folder whose names end like this.
 fn below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
