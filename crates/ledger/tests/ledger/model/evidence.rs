@@ -24,9 +24,9 @@ pub(super) struct Shown {
     shown: HashMap<(Arc<str>, Arc<str>), (Duration, u64)>,
     /// Where the pods are, by what the ledger knows.
     places: HashMap<Arc<str>, Arc<str>>,
-    /// How often that has changed, and at which change last on each node.
+    /// How often that has changed, and at which change last for each pod on each node.
     changes: u64,
-    changed: HashMap<Arc<str>, u64>,
+    changed: HashMap<(Arc<str>, Arc<str>), u64>,
     /// The pods that others were disrupted for at the last step, and where.
     disrupted: BTreeSet<(Arc<str>, Arc<str>)>,
 }
@@ -131,21 +131,23 @@ impl World {
             let (from, to) = (of(&before, uid), of(&self.shown.places, uid));
             if from != to {
                 self.shown.changes += 1;
-                let both = from.into_iter().chain(to);
                 let at = self.shown.changes;
-                self.shown.changed.extend(both.map(|node| (node, at)));
+                let both = from.into_iter().chain(to);
+                let both = both.map(|node| ((uid.clone(), node), at));
+                self.shown.changed.extend(both);
             }
         }
     }
 
     /// Has a pod come or left, since kube-scheduler showed the node, that decides whether the node is for the pod?
     fn is_outdated(&self, pod: &PodFacts, node: &str, shown: u64) -> bool {
-        let changed = match pod.constraints.regards {
-            Regards::NoPod => return false,
-            Regards::PodsOfNode => self.shown.changed.get(node).copied(),
-            Regards::AllPods => Some(self.shown.changes),
+        let regards = |at: &str| match pod.constraints.regards {
+            Regards::NoPod => false,
+            Regards::PodsOfNode => at == node,
+            Regards::AllPods => true,
         };
-        changed.is_some_and(|at| at > shown)
+        let mut changed = self.shown.changed.iter();
+        changed.any(|((uid, at), change)| *uid != pod.uid && regards(at) && *change > shown)
     }
 
     /// When kube-scheduler last showed the node for the pod, or for another of its group: it asks about the first alone if
