@@ -231,7 +231,7 @@ workflows: ## Check the workflows of GitHub
 	@release/workflows.sh
 
 .PHONY: ci
-ci: fmt clippy test doc deny generated book workflows test-cluster test-long test-node test-page ## Run all that must hold before a change lands
+ci: fmt clippy test doc deny book workflows test-cluster test-long test-node test-page ## Run all that must hold before a change lands
 
 .PHONY: fmt
 fmt: ## Check the formatting
@@ -246,10 +246,6 @@ clippy: ## Check the lints
 .PHONY: doc
 doc: ## Check that the documentation builds
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
-
-.PHONY: generated
-generated: ## Check that what is generated is up to date
-	$(RUN) --package gpustow-generate -- --check
 
 .PHONY: deny
 deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable

@@ -56,7 +56,7 @@ impl Site {
         let agent = agent.join("gpustow-agent");
         built(&agent, "cargo build --package gpustow-agent")?;
         let flags = ["--kill-processes".to_owned()];
-        let agent = Agent::start(&cluster, &agent, &node, "nvml", &flags).await?;
+        let agent = Agent::start(&cluster, &agent, &node, &flags).await?;
         agent.wait_ready().await?;
         let gpunodes = Api::<GpuNode>::all(case.client.clone());
         let report = eventually(SOON, "the agent's report", async || {

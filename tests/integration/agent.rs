@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser as _;
+use fake_nvml::{self as machine, Machine, Process};
 use gpustow_agent::Args;
 use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::{names, quantity};
-use gpustow_machine::{self as machine, Machine, Process};
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{Agent, Case, ControlPlane, eventually, wait_bound};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -44,8 +44,6 @@ impl AgentNode {
             .create(&PostParams::default(), &node)
             .await?;
         let dir = tempfile::tempdir()?;
-        let built = std::env::current_exe()?.with_file_name("libnvidia_ml.so");
-        std::fs::copy(built, dir.path().join("libnvidia-ml.so.1"))?;
         let gpu = machine::Gpu {
             uuid: case.uuid("n", 0),
             name: "NVIDIA H100 80GB HBM3".to_owned(),
@@ -65,6 +63,7 @@ impl AgentNode {
             gpus: vec![gpu],
             ..Machine::default()
         };
+        machine::install(&machine::library()?, dir.path(), &machine)?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let metrics = listener.local_addr()?.to_string();
         let agent = tokio::spawn(async { Ok(()) });
@@ -77,7 +76,6 @@ impl AgentNode {
             metrics,
             agent,
         };
-        node.shows()?;
         let client = agent_client(cluster, &node.name).await?;
         node.agent = node.launch(client, listener, &[])?;
         Ok(node)
@@ -137,15 +135,13 @@ impl AgentNode {
         cluster: &ControlPlane,
     ) -> Result<Agent> {
         self.agent.abort();
-        let agent = Agent::start(cluster, program, &self.name, "nvml", &self.driver()).await?;
+        let agent = Agent::start(cluster, program, &self.name, &self.driver()).await?;
         agent.wait_ready().await?;
         Ok(agent)
     }
 
     pub(crate) fn shows(&self) -> Result<()> {
-        Ok(self
-            .machine
-            .write(&self.dir.path().join("fake-nvml.yaml"))?)
+        Ok(self.machine.write(&self.dir.path().join(machine::FILE))?)
     }
 
     /// From now on these processes, with their cgroups, use the card.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Parser as _;
+use fake_nvml::Event;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
-use gpustow_machine::Event;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{Agent, Case, ControlPlane, eventually};
 use k8s_openapi::api::core::v1::Pod;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Request, header};
 use clap::Parser as _;
+use fake_nvml::Machine;
 use gpustow_api::names;
-use gpustow_machine::Machine;
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
     wait_bound,
@@ -201,12 +201,11 @@ async fn the_agent_shows_metrics_to_whom_the_api_server_lets_in() -> Result<()> 
         .await?;
     let folder = tempfile::tempdir()?;
     Certificate::write(folder.path())?;
-    let machine = folder.path().join("machine.yaml");
-    Machine::default().write(&machine)?;
+    fake_nvml::install(&fake_nvml::library()?, folder.path(), &Machine::default())?;
     let mut words = vec![
         "gpustow-agent".to_owned(),
         format!("--node-name={name}"),
-        format!("--devices=fake:{}", machine.display()),
+        format!("--nvml-path={}", folder.path().display()),
     ];
     words.extend(tls_args(folder.path()));
     let args = gpustow_agent::Args::try_parse_from(words)?;

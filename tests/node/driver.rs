@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
-use gpustow_machine::{self as machine, Limit, Machine};
+use fake_nvml::{self as machine, Limit, Machine};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Command;
@@ -29,7 +29,7 @@ pub(crate) async fn install(root: &Path, library: &Path, mut machine: Machine) -
         gpu.minor = Some(number);
         gpu.pci_bus_id = format!("00000000:{number:02x}:00.0");
     }
-    crate::node::install_driver(&folder, library, &machine)?;
+    machine::install(library, &folder, &machine)?;
     name(&folder, library, &machine.driver)?;
     let devices = root.join("dev");
     std::fs::create_dir_all(&devices)?;

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use fake_nvml::{Mig, Profile};
 use gpustow_api::names;
-use gpustow_machine::{Mig, Profile};
 use gpustow_testkit::eventually;
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use fake_nvml::{Limit, Mig};
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
-use gpustow_machine::{Limit, Mig};
 use gpustow_testkit::{PodBuilder, eventually, wait_refused};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt as _;

@@ -7,9 +7,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fake_nvml::{Machine, Process};
 use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::names;
-use gpustow_machine::{Machine, Process};
 use gpustow_testkit::{PodBuilder, eventually, pod, wait_bound, wait_gone, wait_refused};
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume, VolumeMount};
 use kube::api::{Api, DeleteParams};
@@ -109,7 +109,7 @@ async fn main_process(site: &Site, name: &str) -> Result<u32> {
 
 /// Has the simulated driver show this process, which is no client of MPS, on every GPU.
 fn uses(pid: Option<u32>) -> Result<()> {
-    let file = Path::new(DRIVER).join(LIBRARIES).join("fake-nvml.yaml");
+    let file = Path::new(DRIVER).join(LIBRARIES).join(fake_nvml::FILE);
     let mut machine = Machine::read(&file)?;
     for gpu in &mut machine.gpus {
         gpu.processes = pid

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fake_nvml::{self as machine, Machine};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeStatus};
 use gpustow_api::{names, quantity};
-use gpustow_machine::{self as machine, Machine};
 use gpustow_testkit::{
     Case, ControlPlane, Launch, PodBuilder, Process, built, eventually, free_port, get,
     wait_condition,
@@ -120,10 +120,10 @@ impl RealNode {
                 std::fs::write(dir.join(file), text)?;
             }
             driver = dir.join("driver").join(driver::LIBRARIES);
-            driver::install(&dir.join("driver"), &library()?, machine.clone()).await?;
+            driver::install(&dir.join("driver"), &machine::library()?, machine.clone()).await?;
             toolkit = Some(simulated_toolkit(dir, image)?);
         } else {
-            install_driver(dir, &library()?, &machine)?;
+            machine::install(&machine::library()?, dir, &machine)?;
         }
         let kubelet = Kubelet::start(cluster, place, &name, &labels, &[image], toolkit).await?;
 
@@ -182,12 +182,12 @@ impl RealNode {
 
     /// Makes the driver say what `machine` says.
     pub(crate) fn shows(&self) -> Result<()> {
-        Ok(self.machine.write(&self.driver.join("fake-nvml.yaml"))?)
+        Ok(self.machine.write(&self.driver.join(machine::FILE))?)
     }
 
     /// What the driver has now.
     pub(crate) fn driver_shows(&self) -> Result<Machine> {
-        Ok(Machine::read(&self.driver.join("fake-nvml.yaml"))?)
+        Ok(Machine::read(&self.driver.join(machine::FILE))?)
     }
 
     /// From now on the node has another version of its `toolkit` or of `cgroups`, or its agent other `flags`.
@@ -198,7 +198,7 @@ impl RealNode {
     /// From now on it has this driver, which limits memory if it is [`LIMITS`].
     pub(crate) fn has_driver(&mut self, version: &str) -> Result<()> {
         let root = self.kubelet.dir().join("driver");
-        driver::replace(&root, &library()?, version, version == LIMITS)?;
+        driver::replace(&root, &machine::library()?, version, version == LIMITS)?;
         self.machine = self.driver_shows()?;
         self.machine.driver = version.to_owned();
         self.shows()
@@ -208,7 +208,7 @@ impl RealNode {
     pub(crate) fn kernel(&self) -> Result<(Kernel, PathBuf)> {
         let folder = self.kubelet.dir().join("kernel");
         std::fs::create_dir(&folder)?;
-        let file = self.driver.join("fake-nvml.yaml");
+        let file = self.driver.join(machine::FILE);
         Ok((Kernel::start(&folder.join("socket"), file)?, folder))
     }
 
@@ -379,18 +379,6 @@ pub(crate) fn machine(uuids: impl Iterator<Item = String>) -> Machine {
         gpus: gpus.collect(),
         ..Machine::default()
     }
-}
-
-/// Has a folder hold the driver's library of such a machine.
-pub(crate) fn install_driver(folder: &Path, library: &Path, machine: &Machine) -> Result<()> {
-    machine.write(&folder.join("fake-nvml.yaml"))?;
-    std::fs::copy(library, folder.join("libnvidia-ml.so.1"))?;
-    Ok(())
-}
-
-/// The library, which Cargo builds beside the tests.
-fn library() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?.with_file_name("libnvidia_ml.so"))
 }
 
 fn script(name: &str) -> PathBuf {

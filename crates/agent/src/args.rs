@@ -14,7 +14,6 @@ use gpustow_pack::Mib;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, seconds};
 
 use crate::cgroup::is_the_hosts;
-use crate::devices::Source;
 use crate::instances::{Makes, Places};
 use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
@@ -31,10 +30,6 @@ pub struct Args {
         required_unless_present = "once"
     )]
     pub node_name: Option<String>,
-
-    /// Read GPUs from nvml, or from fake:FILE, a file that describes simulated GPUs
-    #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_DEVICES", default_value = "nvml", value_parser = Source::parse)]
-    pub devices: Source,
 
     /// Look for libnvidia-ml.so.1 in these folders before the system's own
     #[arg(

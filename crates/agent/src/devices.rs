@@ -1,30 +1,26 @@
-//! The GPUs of this machine, as NVML or a file describes them.
+//! The GPUs of this machine, as NVML describes them.
 
-mod fake;
 mod limits;
 mod mig;
 mod nvml;
 
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::faults::NodeFault;
 use gpustow_api::gpunode::{Near, Place};
 use gpustow_api::instances::OnDemand;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::instances::Unmade;
 
-pub use fake::FakeDevices;
 pub use limits::{Ask, Group, Limit, Wanted};
 pub use nvml::NvmlDevices;
 
 /// What one look at the cards showed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Reading {
     /// Driver version, if it says.
     pub driver: Option<String>,
@@ -42,7 +38,8 @@ pub struct Reading {
 }
 
 /// A card or a MIG instance as it is now.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Card {
     /// NVML's UUID.
     pub uuid: String,
@@ -68,7 +65,8 @@ pub struct Card {
 }
 
 /// A card's memory in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Memory {
     /// All of it.
     pub total: u64,
@@ -79,7 +77,8 @@ pub struct Memory {
 }
 
 /// A process that uses a card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Process {
     /// Its id on the host.
     pub pid: u32,
@@ -94,7 +93,7 @@ pub struct Process {
 }
 
 /// Something went wrong with a card.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Its UUID; that of the whole card for a MIG instance's.
     pub uuid: String,
@@ -103,7 +102,7 @@ pub struct Fault {
 }
 
 /// What went wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FaultKind {
     /// NVIDIA's error of this number.
     Xid(u64),
@@ -135,9 +134,6 @@ pub enum DeviceError {
         "this agent is under a limit of GPU memory, {0}: run it without one, or the driver shows it the limit instead of the card"
     )]
     Limited(String),
-    /// The file of `--devices fake:FILE` cannot be used.
-    #[error("--devices fake:{0}")]
-    Fake(String),
 }
 
 impl DeviceError {
@@ -149,7 +145,6 @@ impl DeviceError {
             Self::DriverNotLoaded => NodeFault::DriverNotLoaded,
             Self::Driver(_) => NodeFault::DriverFailed,
             Self::Limited(_) => NodeFault::UnderGpuLimit,
-            Self::Fake(_) => NodeFault::FileUnreadable,
         }
     }
 
@@ -171,44 +166,6 @@ pub trait Devices: Send {
         &mut self,
         each: &mut dyn FnMut(Reading) -> ControlFlow<()>,
     ) -> Result<(), DeviceError>;
-}
-
-/// Where cards are looked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// NVIDIA's library.
-    Nvml,
-    /// A file in the format of `fake-nvml`.
-    Fake(PathBuf),
-}
-
-impl Source {
-    /// `nvml` or `fake:FILE`.
-    ///
-    /// # Errors
-    /// A text that names both.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            None if text == "nvml" => Ok(Self::Nvml),
-            Some(("fake", file)) if !file.is_empty() => Ok(Self::Fake(file.into())),
-            _ => Err("write nvml or fake:FILE".to_owned()),
-        }
-    }
-
-    /// Opens it. NVML is looked for in `dirs`, then where the system's loader looks; what hardly
-    /// changes is read anew after `refresh`, the limits that are `wanted` every time.
-    #[must_use]
-    pub fn open(
-        &self,
-        dirs: Vec<PathBuf>,
-        refresh: Duration,
-        wanted: Arc<Wanted>,
-    ) -> Box<dyn Devices> {
-        match self {
-            Self::Nvml => Box::new(NvmlDevices::new(dirs, refresh, wanted)),
-            Self::Fake(file) => Box::new(FakeDevices::new(file.clone(), wanted)),
-        }
-    }
 }
 
 /// Paths through PCIe and the host in `nvidia-smi topo`'s words, nearest first.

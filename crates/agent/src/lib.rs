@@ -45,7 +45,7 @@ use tokio::net::TcpListener;
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
-use devices::{Source, Wanted};
+use devices::{NvmlDevices, Wanted};
 use gpustow_serve::{exposition, stop_signal};
 use metrics::Metrics;
 use sampler::Sampler;
@@ -86,18 +86,12 @@ pub async fn serve(
     if let Some(directory) = &args.mps_shm {
         mps::share(directory).with_context(|| format!("--mps-shm {}", directory.display()))?;
     }
-    anyhow::ensure!(
-        !args.make_instances || args.devices == Source::Nvml,
-        "--make-instances needs the driver: run the agent with --devices nvml"
-    );
     let work = Work::new(args, client, &node)?;
     let Work { args, client, .. } = &work;
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
-    let nvml_path = args.nvml_path.clone();
-    let devices = args
-        .devices
-        .open(nvml_path, args.refresh, work.wanted.clone());
-    let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), node, "starting");
+    let devices = NvmlDevices::new(args.nvml_path.clone(), args.refresh, work.wanted.clone());
+    let sampler =
+        Sampler::start(Box::new(devices), args.period).context("cannot start the sampler")?;
     let tls = args.serving.tls()?;
     let routes = routes(work.shared.clone(), args, client);
     let health = gpustow_serve::serve(health, tls, routes);

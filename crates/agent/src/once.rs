@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::args::{Args, Output};
-use crate::devices::{Card, Reading};
+use crate::devices::{Card, Devices as _, NvmlDevices, Reading};
 use crate::processes::{Processes, Who};
 
 /// Looks once; the text to print.
@@ -16,9 +16,7 @@ use crate::processes::{Processes, Who};
 /// # Errors
 /// If there is nothing to be seen, with the reason.
 pub fn once(args: &Args) -> Result<String> {
-    let mut devices = args
-        .devices
-        .open(args.nvml_path.clone(), args.refresh, Arc::default());
+    let mut devices = NvmlDevices::new(args.nvml_path.clone(), args.refresh, Arc::default());
     let mut seen = None;
     devices.watch(&mut |reading| {
         seen = Some(reading);

@@ -50,8 +50,6 @@ pub enum NodeFault {
     DriverFailed,
     /// The driver shows the agent a limit instead of the GPUs.
     UnderGpuLimit,
-    /// The file of the agent's `--devices fake:FILE` cannot be used.
-    FileUnreadable,
 }
 
 impl NodeFault {
@@ -63,7 +61,6 @@ impl NodeFault {
             Self::DriverNotLoaded => "driver not loaded",
             Self::DriverFailed => "driver failed",
             Self::UnderGpuLimit => "agent under a GPU limit",
-            Self::FileUnreadable => "GPU file unreadable",
         }
     }
 
@@ -83,7 +80,6 @@ impl NodeFault {
                  by itself"
             }
             Self::UnderGpuLimit => "run the agent without a limit of GPU memory",
-            Self::FileUnreadable => "correct the file that --devices of the agent names",
         }
     }
 }

@@ -20,8 +20,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_t as Return, nvmlUtilization_t,
 };
 
+use crate::machine::{FAR, Gpu, Kind, Mig, Process};
 use crate::state::{EventSet, Handle, state, sum};
-use gpustow_machine::{FAR, Gpu, Kind, Mig, Process};
 
 /// NVML's "value not available".
 const NOT_AVAILABLE: u64 = u64::MAX;

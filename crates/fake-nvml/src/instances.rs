@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_uint};
 use std::mem::zeroed;
 
-use gpustow_machine::{Gpu, Mig, Profile};
+use crate::machine::{Gpu, Mig, Profile};
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t, nvmlGpuInstancePlacement_t,
     nvmlGpuInstanceProfileInfo_v2_t, nvmlReturn_enum_NVML_ERROR_IN_USE as IN_USE,

@@ -1,5 +1,5 @@
-//! A `libnvidia-ml.so.1` that needs no GPU: it says what the file `fake-nvml.yaml` beside it says,
-//! and looks at the file anew whenever it changes. It does not know who loads it.
+//! A `libnvidia-ml.so.1` that needs no GPU: it says what the file `fake-nvml.yaml` beside it says, and looks at the file
+//! again whenever it changes. It does not know who loads it. [`Machine`] is the file, for programs that write it.
 //!
 //! Copied from the real library: answers in two steps (`INSUFFICIENT_SIZE` with the size wanted),
 //! struct versions that are checked, waiting for events, cards that are lost, calls that a driver
@@ -8,5 +8,11 @@
 mod ffi;
 mod instances;
 mod limits;
+mod machine;
 mod mig;
 mod state;
+
+pub use machine::{
+    Event, FILE, Gpu, Kind, Limit, Limits, Machine, Mig, NO_LIMIT, Near, Process, Profile,
+    ReadError, install, library,
+};

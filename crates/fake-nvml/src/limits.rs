@@ -6,7 +6,7 @@ use std::ffi::{CStr, OsStr, c_char, c_ulonglong};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use gpustow_machine::{Gpu, Limit, NO_LIMIT};
+use crate::machine::{Gpu, Limit, NO_LIMIT};
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND as FUNCTION_NOT_FOUND,
     nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT as INVALID_ARGUMENT,

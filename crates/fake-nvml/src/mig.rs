@@ -16,8 +16,8 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::ffi::{c, device, done, pointer, put};
 use crate::instances::profile_id;
+use crate::machine::Gpu;
 use crate::state::{Handle, sum};
-use gpustow_machine::Gpu;
 
 /// The number of the instance on its card.
 fn instance(call: &str, of: nvmlDevice_t) -> Result<usize, Return> {

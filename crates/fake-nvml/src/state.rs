@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_enum_NVML_ERROR_UNKNOWN as UNKNOWN, nvmlReturn_t as Return,
 };
 
-use gpustow_machine::{Followed, Gpu, Limit, Limits, Machine, Mig, Process};
+use crate::machine::{FILE, Followed, Gpu, Limit, Limits, Machine, Mig, Process};
 
 /// A card, or a MIG instance of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ fn file_beside_library() -> PathBuf {
         .lines()
         .find(is_ours)
         .and_then(|line| line.find('/').map(|at| &line[at..]));
-    Path::new(library.unwrap_or("./")).with_file_name("fake-nvml.yaml")
+    Path::new(library.unwrap_or("./")).with_file_name(FILE)
 }
 
 fn parse(address: &str) -> Option<usize> {

@@ -1,14 +1,12 @@
 //! What a node's agent is told.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use gpustow_agent::clock::Now;
-use gpustow_agent::devices::{Devices, FakeDevices, Reading};
+use gpustow_agent::devices::Reading;
 use gpustow_agent::limits::Means;
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::processes::Who;
@@ -16,10 +14,8 @@ use gpustow_agent::state::{Settings, State};
 use gpustow_agent::{cgroup, podresources};
 use gpustow_api::GpuNode;
 use gpustow_api::gpunode::GpuNodeSpec;
-use gpustow_machine::Machine;
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::Timestamp;
-use tempfile::TempDir;
 use tokio::net::UnixListener;
 
 use crate::extender;
@@ -67,26 +63,12 @@ async fn ask(body: Vec<u8>, socket: &Path) -> Option<()> {
     Some(())
 }
 
-thread_local! {
-    static DIR: Option<TempDir> = tempfile::tempdir().ok();
-}
-
-/// What NVML says of a machine, as readings are made of it; that the library's answers become readings has properties
-/// of its own in the agent's tests.
+/// What NVML says of a machine, as `--once` prints it; that the library's answers become readings has properties of its own in
+/// the agent's tests.
 pub(crate) fn nvml(data: &[u8]) {
-    let Ok(machine) = serde_json::from_slice::<Machine>(data) else {
+    let Ok(reading) = serde_json::from_slice::<Reading>(data) else {
         return;
     };
-    DIR.with(|dir| {
-        let Some(dir) = dir else { return };
-        let file = dir.path().join("machine.yaml");
-        if machine.write(&file).is_ok() {
-            believed(FakeDevices::new(file, Arc::default()));
-        }
-    });
-}
-
-fn believed(mut devices: impl Devices) {
     let now = |second: u64| Now {
         age: Duration::from_secs(second),
         wall: Timestamp::UNIX_EPOCH,
@@ -107,14 +89,14 @@ fn believed(mut devices: impl Devices) {
     };
     let mut state = State::new(settings, None, now(0));
     for second in 0..2 {
-        let mut seen = Reading::default();
-        let looked = devices.watch(&mut |reading| {
-            seen = reading;
-            ControlFlow::Break(())
-        });
-        let reading = looked.as_ref().map(|()| &seen);
         let pods = NodePods::default();
-        state.read(reading, &pods, &HashMap::new(), |_| Who::Host, now(second));
+        state.read(
+            Ok(&reading),
+            &pods,
+            &HashMap::new(),
+            |_| Who::Host,
+            now(second),
+        );
         let mut report = GpuNode::new("a", GpuNodeSpec::default());
         report.status = Some(state.status(&pods));
         if let Ok(text) = serde_json::to_vec(&report) {

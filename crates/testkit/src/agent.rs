@@ -1,4 +1,4 @@
-//! The node agent as a process, on cards that a file describes.
+//! The node agent as a process.
 
 use std::path::Path;
 
@@ -19,12 +19,11 @@ pub struct Agent {
 
 impl Agent {
     /// Starts `program`, the agent's binary, for a node that exists, with the token that its kubelet
-    /// would give it. `devices` is what `--devices` says.
+    /// would give it.
     pub async fn start(
         cluster: &ControlPlane,
         program: &Path,
         node: &str,
-        devices: &str,
         args: &[String],
     ) -> Result<Agent> {
         let kubeconfig = cluster.agent_kubeconfig(node).await?;
@@ -32,7 +31,6 @@ impl Agent {
         let no_kubelet = cluster.dir().join("kubelet.sock");
         let mut all = vec![
             format!("--node-name={node}"),
-            format!("--devices={devices}"),
             format!("--kubeconfig={}", kubeconfig.display()),
             format!("--pod-resources={}", no_kubelet.display()),
             format!("--listen=127.0.0.1:{port}"),

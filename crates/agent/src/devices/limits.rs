@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpustow_api::limit::WHOLE;
-use gpustow_machine::NO_LIMIT;
 use gpustow_pack::Mib;
 use nvml_wrapper::{Device, Nvml};
 
@@ -17,13 +16,14 @@ use super::Card;
 use crate::cgroup;
 use crate::instances::{Makes, Order};
 
-pub(super) const SUCCESS: u32 = 0;
+/// The hard limit that limits nothing.
+const NO_LIMIT: u64 = u64::MAX;
+const SUCCESS: u32 = 0;
 const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const NOT_FOUND: u32 = 6;
 const FUNCTION_NOT_FOUND: u32 = 13;
-pub(super) const GPU_IS_LOST: u32 = 15;
-pub(super) const OPERATING_SYSTEM: u32 = 17;
+const GPU_IS_LOST: u32 = 15;
 /// Looks that a container's cgroup is not looked up again for, at most, once it was not found.
 const MAX_PAUSE: u32 = 60;
 
@@ -199,25 +199,18 @@ pub struct Limit {
 
 /// What the driver says of a cgroup on a card, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    pub(super) limit: Option<u64>,
-    pub(super) used: Option<u64>,
-}
-
-/// Who holds limits.
-pub(super) trait Driver {
-    /// What it says of a cgroup on a card; none if it cannot tell.
-    fn told(&self, uuid: &str, cgroup: &Path) -> Option<Told>;
-    /// Has it hold a cgroup to so many bytes of a card; NVML's code.
-    fn hold(&self, uuid: &str, cgroup: &Path, bytes: u64) -> u32;
+struct Told {
+    limit: Option<u64>,
+    used: Option<u64>,
 }
 
 /// Asks for each that is wanted, after setting what is to be set; what nobody can tell now, as the container has
 /// ended, is left out. The cards say what is free, and where each is on the PCI bus, by which the kernel names it.
-pub(super) fn read<'a>(
+pub(super) fn read<'a, 'n: 'a>(
     wanted: &Wanted,
-    cards: impl Iterator<Item = &'a Card> + Clone,
-    driver: &impl Driver,
+    cards: &[Card],
+    nvml: &Nvml,
+    device: impl Fn(&str) -> Option<&'a Device<'n>>,
 ) -> Vec<Limit> {
     let asks = locked(&wanted.asks).clone();
     let mut cgroups = locked(&wanted.cgroups);
@@ -227,11 +220,11 @@ pub(super) fn read<'a>(
         let Some(places) = cgroups.of(&ask.of) else {
             continue;
         };
-        let card = cards.clone().find(|card| card.uuid == ask.uuid);
+        let card = cards.iter().find(|card| card.uuid == ask.uuid);
+        let device = device(&ask.uuid);
         let told = || -> Vec<Told> {
-            let told = places
-                .iter()
-                .filter_map(|place| driver.told(&ask.uuid, place));
+            let told = places.iter();
+            let told = told.filter_map(|place| told_of(nvml, device?, place));
             told.collect()
         };
         let mut all = told();
@@ -239,7 +232,9 @@ pub(super) fn read<'a>(
             && let Some(limit) = step(wish, &all, card)
         {
             for place in places.iter().filter(|place| place.is_dir()) {
-                let code = driver.hold(&ask.uuid, place, limit.0 << 20);
+                let code = device.map_or(GPU_IS_LOST, |device| {
+                    hold(nvml, device, place, limit.0 << 20)
+                });
                 cgroups.settled(ask, limit, code);
             }
             all = told();
@@ -344,7 +339,7 @@ fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, Limits)>
 }
 
 /// Has the driver hold a cgroup to so many bytes of a card, and keep nothing for it; NVML's code.
-pub(super) fn hold(nvml: &Nvml, device: &Device<'_>, cgroup: &Path, bytes: u64) -> u32 {
+fn hold(nvml: &Nvml, device: &Device<'_>, cgroup: &Path, bytes: u64) -> u32 {
     let Ok(path) = CString::new(cgroup.as_os_str().as_bytes()) else {
         return INVALID_ARGUMENT;
     };
@@ -374,7 +369,7 @@ pub(super) fn can_limit(nvml: &Nvml, device: &Device<'_>) -> bool {
 }
 
 /// What the driver says of a cgroup on a card; none if it cannot tell.
-pub(super) fn told_of(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<Told> {
+fn told_of(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<Told> {
     let (limit, used) = match get(nvml, device, cgroup)? {
         (SUCCESS, limits) => (
             Some(limits.hard).filter(|hard| *hard != NO_LIMIT),

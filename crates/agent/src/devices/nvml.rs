@@ -232,7 +232,7 @@ impl<'a> Session<'a> {
             cards.push(card);
         }
         Reading {
-            limits: limits::read(wanted, cards.iter(), self),
+            limits: limits::read(wanted, &cards, self.nvml, |uuid| self.device(uuid)),
             driver: self.nvml.sys_driver_version().ok(),
             cards,
             unmade: self.unmade.clone(),
@@ -242,18 +242,6 @@ impl<'a> Session<'a> {
                 .flat_map(|(uuid, set)| faults(uuid, set))
                 .collect(),
         }
-    }
-}
-
-impl limits::Driver for Session<'_> {
-    fn told(&self, uuid: &str, cgroup: &std::path::Path) -> Option<limits::Told> {
-        limits::told_of(self.nvml, self.device(uuid)?, cgroup)
-    }
-
-    fn hold(&self, uuid: &str, cgroup: &std::path::Path, bytes: u64) -> u32 {
-        self.device(uuid).map_or(limits::GPU_IS_LOST, |device| {
-            limits::hold(self.nvml, device, cgroup, bytes)
-        })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use fake_nvml::{Gpu, Kind, Process};
 use gpustow_agent::cgroup::Owner;
 use gpustow_agent::giveback::{GiveBack, Target};
 use gpustow_agent::kill;
@@ -10,7 +11,6 @@ use gpustow_agent::pods::NodePods;
 use gpustow_agent::processes::Processes;
 use gpustow_api::config::Action;
 use gpustow_api::names;
-use gpustow_machine::{Gpu, Kind, Process};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 

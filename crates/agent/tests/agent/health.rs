@@ -1,9 +1,9 @@
 //! Cards that fail and return.
 
 use clap::Parser as _;
+use fake_nvml::{Event, Gpu, Machine};
 use gpustow_agent::clock::Now;
 use gpustow_agent::state::State;
-use gpustow_machine::{Event, Gpu, Machine};
 
 use crate::support::{Host, at, h100, machine, pods, present, settings, state, status_of, take};
 
@@ -161,10 +161,10 @@ fn a_restarted_agent_keeps_the_verdict() {
 
 #[test]
 fn a_fault_of_a_divided_card_condemns_its_instances() {
-    let part = |number: u32| gpustow_machine::Mig {
+    let part = |number: u32| fake_nvml::Mig {
         uuid: format!("MIG-{number}"),
         total_mib: 9856,
-        ..gpustow_machine::Mig::default()
+        ..fake_nvml::Mig::default()
     };
     let host = Host::new(&machine(vec![Gpu {
         mig: vec![part(1), part(2)],

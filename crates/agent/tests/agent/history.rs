@@ -1,9 +1,9 @@
 //! The most that a pod used of a card in the last half hour, and since when it is idle there.
 
+use fake_nvml::{Gpu, Process};
 use gpustow_agent::processes::Processes;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
-use gpustow_machine::{Gpu, Process};
 
 use crate::support::{
     Host, UID, at, cgroup_of, h100, machine, pod, pods, process, settings, state, status_of, take,

@@ -1,11 +1,7 @@
 //! Files that say what no driver says: the agent reports what can be, and goes on.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
-
-use gpustow_agent::devices::{DeviceError, Devices, FakeDevices, Reading};
+use fake_nvml::{Event, Gpu, Kind, Machine, Mig, Near, Process};
 use gpustow_agent::processes::Who;
-use gpustow_machine::{Event, Gpu, Kind, Machine, Mig, Near, Process};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -15,31 +11,19 @@ use crate::support::{Host, at, pod, pods, state, status_of, take};
 /// What the API server takes as an amount of MiB.
 const MAX_MIB: u64 = 16_777_216;
 
-fn once(devices: &mut dyn Devices) -> Result<Reading, DeviceError> {
-    let mut seen = Reading::default();
-    devices.watch(&mut |reading| {
-        seen = reading;
-        ControlFlow::Break(())
-    })?;
-    Ok(seen)
-}
-
-/// Through the library and without it, twice: a report comes of it that the API server takes.
+/// Twice: a report comes of it that the API server takes.
 fn is_survived(host: &Host) {
     let pods = pods(&[pod(&[("GPU-0", 100)])]);
     let mut state = state();
     for second in 0..2 {
-        let direct = once(&mut FakeDevices::new(host.file(), Arc::default()));
-        for reading in [direct, host.read()] {
-            take(&mut state, reading, &pods, at(second), |_| Who::Host);
-            let status = status_of(&state, &pods);
-            for gpu in &status.gpus {
-                let mib = [gpu.total_mib, gpu.reserved_mib, gpu.unmanaged_mib];
-                assert!(mib.iter().all(|mib| *mib <= MAX_MIB), "{gpu:?}");
-                assert!(gpu.reserved_mib <= gpu.total_mib, "{gpu:?}");
-            }
-            let _ = state.present();
+        take(&mut state, host.read(), &pods, at(second), |_| Who::Host);
+        let status = status_of(&state, &pods);
+        for gpu in &status.gpus {
+            let mib = [gpu.total_mib, gpu.reserved_mib, gpu.unmanaged_mib];
+            assert!(mib.iter().all(|mib| *mib <= MAX_MIB), "{gpu:?}");
+            assert!(gpu.reserved_mib <= gpu.total_mib, "{gpu:?}");
         }
+        let _ = state.present();
     }
 }
 

@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fake_nvml::{Event, Gpu, Kind, Machine, Mig};
 use gpustow_agent::devices::{
-    DeviceError, Devices as _, FakeDevices, Fault, FaultKind, Memory, NvmlDevices, Process,
+    DeviceError, Devices as _, Fault, FaultKind, Memory, NvmlDevices, Process,
 };
 use gpustow_api::gpunode::{Near, Place};
-use gpustow_machine::{Event, Gpu, Kind, Machine, Mig};
 
 use crate::support::{Host, h100, machine, process};
 
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn every_field_of_a_card_is_read() {
-    let near = vec![gpustow_machine::Near {
+    let near = vec![fake_nvml::Near {
         gpu: 2,
         level: 10,
         nvlinks: None,
@@ -68,12 +68,12 @@ fn every_field_of_a_card_is_read() {
 /// Pairs joined directly, and all cards joined through switches.
 #[test]
 fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
-    let joined = |gpu, level, nvlinks| gpustow_machine::Near {
+    let joined = |gpu, level, nvlinks| fake_nvml::Near {
         gpu,
         level,
         nvlinks,
     };
-    let paths = |near: Vec<gpustow_machine::Near>| {
+    let paths = |near: Vec<fake_nvml::Near>| {
         let first = Gpu {
             near,
             nvlinks: 12,
@@ -85,16 +85,7 @@ fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
             near.map(|near| format!("{} {}", near.gpu, near.path))
                 .collect()
         };
-        let mut direct = Vec::new();
-        FakeDevices::new(host.file(), Arc::default())
-            .watch(&mut |reading| {
-                direct = words(&reading.cards[0]);
-                ControlFlow::Break(())
-            })
-            .unwrap();
-        let loaded = words(&host.read().unwrap().cards[0]);
-        assert_eq!(direct, loaded, "with the library and without it");
-        loaded
+        words(&host.read().unwrap().cards[0])
     };
     let direct = vec![
         joined(1, 10, None),
@@ -109,7 +100,7 @@ fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
 #[test]
 fn a_process_in_several_lists_counts_once() {
     let kinds = [Kind::Both, Kind::Mps, Kind::Compute];
-    let processes = kinds.map(|kind| gpustow_machine::Process {
+    let processes = kinds.map(|kind| fake_nvml::Process {
         kind,
         ..process(5, 100)
     });
@@ -186,7 +177,7 @@ fn what_the_driver_lacks_is_unknown_and_not_zero() {
 
 #[test]
 fn memory_that_the_driver_cannot_tell_is_none() {
-    let unknown = gpustow_machine::Process {
+    let unknown = fake_nvml::Process {
         used_mib: None,
         ..process(5, 0)
     };
@@ -366,64 +357,29 @@ fn errors_arrive_once_and_only_new_ones() {
     shown.events = vec![event("GPU-0", Some(31))];
     let host = Host::new(&shown);
     let mut seen = Vec::new();
-    let mut both = |devices: &mut dyn gpustow_agent::devices::Devices| {
-        seen.clear();
-        host.shows(&shown);
-        devices
-            .watch(&mut |reading| {
-                seen.push(reading.faults);
-                let mut more = shown.clone();
-                more.events
-                    .extend([event("GPU-1", Some(79)), event("GPU-0", None)]);
-                host.shows(&more);
-                if seen.len() == 3 {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
-            })
-            .unwrap();
-        let fault = |uuid: &str, kind| Fault {
-            uuid: uuid.to_owned(),
-            kind,
-        };
-        let mut second = seen[1].clone();
-        second.sort_by(|one, other| one.uuid.cmp(&other.uuid));
-        assert_eq!(
-            second,
-            [
-                fault("GPU-0", FaultKind::Ecc),
-                fault("GPU-1", FaultKind::Xid(79))
-            ]
-        );
-        assert_eq!((&seen[0][..], &seen[2][..]), (&[][..], &[][..]));
-    };
-    both(&mut host.devices());
-    both(&mut FakeDevices::new(host.file(), Arc::default()));
-}
-
-#[test]
-fn the_file_without_the_library_shows_the_same_memory() {
-    let host = Host::new(&machine(vec![Gpu {
-        processes: vec![process(41, 1000)],
-        ..h100(0)
-    }]));
-    let mut direct = None;
-    FakeDevices::new(host.file(), Arc::default())
-        .watch(&mut |reading| {
-            direct = Some(reading);
+    let each = &mut |reading: gpustow_agent::devices::Reading| {
+        seen.push(reading.faults);
+        let mut more = shown.clone();
+        more.events
+            .extend([event("GPU-1", Some(79)), event("GPU-0", None)]);
+        host.shows(&more);
+        if seen.len() == 3 {
             ControlFlow::Break(())
-        })
-        .unwrap();
-    let (direct, loaded) = (direct.unwrap(), host.read().unwrap());
-    let key = |reading: &gpustow_agent::devices::Reading| {
-        let cards = reading.cards.iter();
-        cards
-            .map(|card| (card.uuid.clone(), card.memory, card.processes.clone()))
-            .collect::<Vec<_>>()
+        } else {
+            ControlFlow::Continue(())
+        }
     };
-    assert_eq!(key(&direct), key(&loaded));
-    assert_eq!(direct.driver, loaded.driver);
+    host.devices().watch(each).unwrap();
+    let fault = |uuid: &str, kind| Fault {
+        uuid: uuid.to_owned(),
+        kind,
+    };
+    seen[1].sort_by(|one, other| one.uuid.cmp(&other.uuid));
+    let new = [
+        fault("GPU-0", FaultKind::Ecc),
+        fault("GPU-1", FaultKind::Xid(79)),
+    ];
+    assert_eq!(seen, [&[][..], &new, &[]]);
 }
 
 #[test]
@@ -456,17 +412,7 @@ fn the_file_may_be_json() {
     let host = Host::new(&machine(Vec::new()));
     let text = r#"{"driver": "1", "gpus": [{"uuid": "GPU-7", "totalMiB": 100, "usedMiB": 5}]}"#;
     std::fs::write(host.file(), text).unwrap();
-    let mut seen = Vec::new();
-    FakeDevices::new(host.file(), Arc::default())
-        .watch(&mut |reading| {
-            seen.push(reading);
-            ControlFlow::Break(())
-        })
-        .unwrap();
-    assert_eq!(seen[0].cards[0].uuid, "GPU-7");
-    assert_eq!(
-        seen[0].cards[0].memory.map(|memory| memory.used),
-        Some(5 * MIB)
-    );
-    assert_eq!(host.read().unwrap().cards[0].uuid, "GPU-7");
+    let card = &host.read().unwrap().cards[0];
+    let used = card.memory.map(|memory| memory.used);
+    assert_eq!((&*card.uuid, used), ("GPU-7", Some(5 * MIB)));
 }

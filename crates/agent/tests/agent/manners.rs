@@ -1,7 +1,7 @@
 //! Manners of the real library that `fake-nvml` has too, seen through the functions that agents and
 //! other programs call.
 
-use gpustow_machine::{Event, Gpu};
+use fake_nvml::{Event, Gpu};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::error::NvmlError;

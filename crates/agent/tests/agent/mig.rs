@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fake_nvml::{Gpu, Machine, Mig, Profile};
 use gpustow_agent::devices::{Card, Wanted};
 use gpustow_agent::instances::{Makes, Places, orders};
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_api::instances::{Instance, OnDemand};
 use gpustow_api::names;
-use gpustow_machine::{Gpu, Machine, Mig, Profile};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 

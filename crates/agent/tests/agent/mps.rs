@@ -4,13 +4,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::time::Duration;
 
+use fake_nvml::{self as machine, Kind, Machine, Process};
 use gpustow_agent::mps;
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::state::{Settings, State};
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
-use gpustow_machine::{self as machine, Kind, Machine, Process};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 

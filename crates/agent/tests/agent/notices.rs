@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use fake_nvml::{Event, Gpu};
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::HeldBy;
-use gpustow_machine::{Event, Gpu};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::support::{Host, UID, at, cgroup_of, h100, machine, pod, pods, process, state};
@@ -258,7 +258,7 @@ fn a_node_whose_driver_is_not_loaded_is_told_once_for_all_its_cards() {
     let mut scene = Scene::new();
     let none = pods(&[]);
     assert_eq!(scene.look(&none, 1), []);
-    scene.host.shows(&gpustow_machine::Machine {
+    scene.host.shows(&fake_nvml::Machine {
         error: 9,
         ..machine(Vec::new())
     });
@@ -279,7 +279,7 @@ fn a_node_whose_driver_is_not_loaded_is_told_once_for_all_its_cards() {
     // It comes and goes.
     scene.host.shows(&machine(vec![h100(0), h100(1)]));
     assert_eq!(scene.look(&none, 4), []);
-    scene.host.shows(&gpustow_machine::Machine {
+    scene.host.shows(&fake_nvml::Machine {
         error: 9,
         ..machine(Vec::new())
     });

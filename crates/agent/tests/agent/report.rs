@@ -1,11 +1,11 @@
 //! Whose memory a report says it is, and when it is worth a write.
 
+use fake_nvml::{Gpu, Process};
 use gpustow_agent::devices::Reading;
 use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{ContainerUse, GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
-use gpustow_machine::{Gpu, Process};
 use gpustow_pack::Mib;
 use serde_json::json;
 

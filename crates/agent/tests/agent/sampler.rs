@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use fake_nvml::{Gpu, Machine};
 use gpustow_agent::devices::{DeviceError, Devices, Fault, FaultKind, NvmlDevices, Reading};
 use gpustow_agent::sampler::Sampler;
-use gpustow_machine::{Gpu, Machine};
 
 use crate::support::{Host, h100, machine};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use fake_nvml::{Gpu, Limits};
 use gpustow_agent::limits::Means;
 use gpustow_agent::notices::{Notice, Notices};
-use gpustow_machine::{Gpu, Limits};
 
 use crate::limits::{MIB, Node, newer, with_limit};
 use crate::support::{at, h100, pods, process};

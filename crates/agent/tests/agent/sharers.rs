@@ -1,11 +1,11 @@
 //! What other GPU sharers promised to pods of the node counts as taken.
 
+use fake_nvml::Gpu;
 use gpustow_agent::metrics::Metrics;
 use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
 use gpustow_api::sharers::Promise;
-use gpustow_machine::Gpu;
 use k8s_openapi::api::core::v1::Pod;
 use prometheus::proto::LabelPair;
 use proptest::prelude::*;

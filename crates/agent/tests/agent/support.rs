@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fake_nvml::{Gpu, Machine, Process};
 use gpustow_agent::clock::Now;
 use gpustow_agent::devices::Devices as _;
 use gpustow_agent::devices::{DeviceError, NvmlDevices, Reading, Wanted};
@@ -15,7 +16,6 @@ use gpustow_agent::processes::{Processes, Who};
 use gpustow_agent::state::{Settings, State};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
-use gpustow_machine::{Gpu, Machine, Process};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -35,20 +35,13 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(machine: &Machine) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Cargo builds the library beside the tests.
-        let built = std::env::current_exe()
-            .unwrap()
-            .with_file_name("libnvidia_ml.so");
-        // A copy, as the loader tells libraries apart by their files.
         let wanted = Arc::new(Wanted::below(dir.path().join("cgroups")));
-        let host = Self { dir, wanted };
-        std::fs::copy(built, host.shared_object()).unwrap();
-        host.shows(machine);
-        host
+        fake_nvml::install(&fake_nvml::library().unwrap(), dir.path(), machine).unwrap();
+        Self { dir, wanted }
     }
 
     pub(crate) fn file(&self) -> PathBuf {
-        self.dir.path().join("fake-nvml.yaml")
+        self.dir.path().join(fake_nvml::FILE)
     }
 
     pub(crate) fn shared_object(&self) -> PathBuf {

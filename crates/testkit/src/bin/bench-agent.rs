@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use fake_nvml::{Gpu, Machine, Process};
 use gpustow_api::{GpuNode, names};
-use gpustow_machine::{Gpu, Machine, Process};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
     Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
@@ -59,8 +59,6 @@ struct Host {
 impl Host {
     fn new(dir: PathBuf, library: &Path) -> Result<Self> {
         std::fs::create_dir(&dir)?;
-        std::fs::copy(library, dir.join("libnvidia-ml.so.1"))
-            .with_context(|| library.display().to_string())?;
         let processes = |card: u32| (1..=PROCESSES).map(move |n| card * 100 + n);
         let gpus = (0..CARDS).map(|card| Gpu {
             uuid: format!("GPU-{card}"),
@@ -83,7 +81,7 @@ impl Host {
             host.process(pid, &format!("0::/kubepods/besteffort/pod{uid}/{id}\n"))?;
         }
         host.process(1, "0::/system.slice/stranger.service\n")?;
-        host.show()?;
+        fake_nvml::install(library, &host.dir, &host.machine)?;
         Ok(host)
     }
 
@@ -99,7 +97,7 @@ impl Host {
     }
 
     fn show(&self) -> Result<()> {
-        Ok(self.machine.write(&self.dir.join("fake-nvml.yaml"))?)
+        Ok(self.machine.write(&self.dir.join(fake_nvml::FILE))?)
     }
 
     /// A process of no pod holds this much of every card.
@@ -117,7 +115,7 @@ impl Host {
             format!("--proc={}", self.dir.join("proc").display()),
             format!("--period={period}"),
         ];
-        let agent = Agent::start(cluster, program, NODE, "nvml", &args).await?;
+        let agent = Agent::start(cluster, program, NODE, &args).await?;
         agent.wait_ready().await?;
         Ok(agent)
     }

@@ -1,9 +1,8 @@
 //! A real control plane with gpustow and simulated GPU nodes, to try things on until Ctrl-C.
 //!
 //! The API server, the controllers, both kube-schedulers, the extender and the nodes' agents are
-//! real. Nodes, kubelets and GPUs are not: this program creates the nodes, writes the files in which
-//! the agents look for their cards and for the pods' programs, and calls bound pods running. No container
-//! ever starts.
+//! real. Nodes, kubelets and GPUs are not: this program creates the nodes, gives each a library that plays NVML's, writes
+//! the files which that reads, and calls bound pods running. No container ever starts.
 
 #[path = "cluster/features.rs"]
 mod features;
@@ -16,11 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use fake_nvml::{Gpu, Machine};
 use features::Feature;
 use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
-use gpustow_machine::Gpu;
-use gpustow_machine::Machine;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
     Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
@@ -251,11 +249,14 @@ async fn node(
     if let (0, Some(last)) = (number, machine.gpus.last_mut()) {
         last.processes.push(programs.stranger()?);
     }
-    let file = programs.file(&name);
-    machine.write(&file)?;
-    let devices = format!("fake:{}", file.display());
-    let proc = format!("--proc={}", programs.proc().display());
-    Agent::start(cluster, &args.agent, &name, &devices, &[proc]).await
+    let folder = programs.folder(&name);
+    std::fs::create_dir_all(&folder)?;
+    fake_nvml::install(&fake_nvml::library()?, &folder, &machine)?;
+    let flags = [
+        format!("--nvml-path={}", folder.display()),
+        format!("--proc={}", programs.proc().display()),
+    ];
+    Agent::start(cluster, &args.agent, &name, &flags).await
 }
 
 fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender, folder: &Path) -> Result<()> {
@@ -279,7 +280,7 @@ A tour:
 {}
 More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 
-The nodes' agents are real and look for their cards in {}.
+The nodes' agents are real. Each loads a simulated NVML, which reads NODE/{} in {}.
 Change a file there, and the cluster sees it within seconds: `error: 15` at a card is one that fell off
 the bus.
 
@@ -292,6 +293,7 @@ and CronJobs work. Logs are in {}. Ctrl-C ends all of it.
         cluster.bin().display(),
         features::tour(&args.with, &examples.to_string()),
         extender.health_url,
+        fake_nvml::FILE,
         folder.display(),
         cluster.dir().display(),
     );

@@ -6,9 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use fake_nvml::{Machine, Process};
 use gpustow_api::Assignment;
-use gpustow_machine::Machine;
-use gpustow_machine::Process;
 
 /// Per cent of its request that a pod's program takes, in turn: below, at and above it, and nothing.
 const USES: [u64; 5] = [60, 100, 35, 115, 0];
@@ -16,7 +15,7 @@ const USES: [u64; 5] = [60, 100, 35, 115, 0];
 const STRANGER: u64 = 3072;
 
 pub(crate) struct Programs {
-    /// Of the files that describe the nodes' cards.
+    /// A folder for each node, with the file that describes its cards.
     folder: PathBuf,
     pids: u32,
     begun: usize,
@@ -34,9 +33,9 @@ impl Programs {
         }
     }
 
-    /// The file that describes a node's cards.
-    pub(crate) fn file(&self, node: &str) -> PathBuf {
-        self.folder.join(format!("{node}.yaml"))
+    /// Where a node's agent finds its NVML, and the file that describes its cards.
+    pub(crate) fn folder(&self, node: &str) -> PathBuf {
+        self.folder.join(node)
     }
 
     /// What the agents take for the host's /proc.
@@ -56,7 +55,7 @@ impl Programs {
         if share == 0 {
             return Ok(());
         }
-        let file = self.file(node);
+        let file = self.folder(node).join(fake_nvml::FILE);
         let mut machine = Machine::read(&file)?;
         let mut pids = Vec::new();
         for (uuid, mib) in &assignment.charges {

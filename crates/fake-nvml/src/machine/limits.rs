@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Gpu, ReadError};
+use super::{Gpu, ReadError};
 
 /// NVML's hard limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;

@@ -1,5 +1,4 @@
-//! The file that describes a simulated machine: what its driver says of its GPUs. The agent reads it
-//! with `--devices fake:FILE`, and the library without a GPU beside itself.
+//! The file that describes a simulated machine: what its driver says of its GPUs.
 
 mod limits;
 
@@ -10,6 +9,38 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use limits::{Limit, Limits, NO_LIMIT};
+
+/// The file's name, beside the library.
+pub const FILE: &str = "fake-nvml.yaml";
+/// The name by which programs load the library.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The name by which Cargo builds it.
+const BUILT: &str = "libnvidia_ml.so";
+
+/// The library, which Cargo builds beside the program that runs, or in `deps` there.
+///
+/// # Errors
+/// [`ReadError`] if it is in neither.
+pub fn library() -> Result<PathBuf, ReadError> {
+    let failed = |error| ReadError::File(BUILT.into(), error);
+    let beside = std::env::current_exe().map_err(failed)?.with_file_name("");
+    let mut places = [beside.clone(), beside.join("deps")].into_iter();
+    let found = places.find_map(|it| Some(it.join(BUILT)).filter(|it| it.is_file()));
+    found.ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))
+}
+
+/// Puts `library` into a folder, for programs that look for NVML there, and describes this machine beside it; says where.
+/// It is a copy, as the loader tells libraries apart by their files.
+///
+/// # Errors
+/// [`ReadError`] if the folder cannot be written.
+pub fn install(library: &Path, folder: &Path, machine: &Machine) -> Result<PathBuf, ReadError> {
+    let copy = std::fs::copy(library, folder.join(LIBRARY));
+    copy.map_err(|error| ReadError::File(library.to_owned(), error))?;
+    let file = folder.join(FILE);
+    machine.write(&file)?;
+    Ok(file)
+}
 
 /// A machine with cards. YAML or JSON; everything has a default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -178,7 +209,7 @@ impl Gpu {
 }
 
 /// NVML's level when nothing nearer than the whole system connects two cards.
-pub const FAR: u32 = 50;
+pub(crate) const FAR: u32 = 50;
 
 /// Something that happened to a card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -238,7 +269,7 @@ impl Machine {
 
 /// A file and what it said last.
 #[derive(Debug)]
-pub struct Followed {
+pub(crate) struct Followed {
     path: PathBuf,
     stamp: Option<(SystemTime, u64, u64)>,
     machine: Machine,
@@ -246,8 +277,7 @@ pub struct Followed {
 
 impl Followed {
     /// A file that is not read yet.
-    #[must_use]
-    pub fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self {
             path,
             stamp: None,
@@ -256,16 +286,12 @@ impl Followed {
     }
 
     /// The file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The machine as the file describes it now.
-    ///
-    /// # Errors
-    /// [`ReadError`] if the file has become unusable.
-    pub fn now(&mut self) -> Result<&Machine, ReadError> {
+    /// The machine as the file describes it now, unless that has become unusable.
+    pub(crate) fn now(&mut self) -> Result<&Machine, ReadError> {
         use std::os::unix::fs::MetadataExt as _;
         let meta = std::fs::metadata(&self.path);
         let meta = meta.map_err(|error| ReadError::File(self.path.clone(), error))?;
