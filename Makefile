@@ -198,12 +198,6 @@ bench-scheduler-perf: control-plane ## Kubernetes' scheduler_perf without and wi
 	$(CARGO) build --locked --release --bin gpustow
 	benches/scheduler_perf/run.sh
 
-.PHONY: bench-takeover
-bench-takeover: control-plane ## How long a takeover lasts with waiting pods and failing patches, beside an earlier build
-	$(CARGO) build --locked --bin gpustow
-	$(RUN) --release --package gpustow-testkit --features programs --bin bench-takeover -- \
-	    --gpustow "before=$$(tests/previous/build.sh)/gpustow,now=target/debug/gpustow" $(ARGS)
-
 .PHONY: bench-admission
 bench-admission: control-plane ## What the admission policies cost a CREATE, beside none and beside an earlier build's
 	@mkdir -p target/bench-admission

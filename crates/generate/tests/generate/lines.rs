@@ -10,7 +10,7 @@ use crate::tidy::code_below;
 const BUDGETS: [(&str, &[&str], usize); 16] = [
     ("ledger", &["crates/ledger"], 15_240),
     ("extender", &["."], 8_490),
-    ("testkit", &["crates/testkit"], 7_210),
+    ("testkit", &["crates/testkit"], 7_040),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_230),
     ("agent", &["crates/agent"], 5_605),
     ("api", &["crates/api"], 4_100),
