@@ -16,8 +16,11 @@ use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    register_gauge_vec_with_registry, register_histogram_vec_with_registry,
+    register_histogram_with_registry, register_int_counter_vec_with_registry,
+    register_int_counter_with_registry, register_int_gauge_vec_with_registry,
+    register_int_gauge_with_registry,
 };
 use strum::{IntoStaticStr, VariantArray as _, VariantNames};
 
@@ -110,151 +113,142 @@ impl Metrics {
     /// If two series clash, which is a mistake in this file.
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let buckets =
-            |name: &str, help: &str| HistogramOpts::new(name, help).buckets(BUCKETS.into());
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            IntCounterVec::new(Opts::new(name, help), labels)
-        };
-        let requests = HistogramVec::new(
-            buckets(
+        gpustow_serve::about(&registry, "gpustow_build_info")?;
+        let metrics = Self {
+            requests: register_histogram_vec_with_registry!(
                 "gpustow_extender_request_duration_seconds",
                 "Time to answer kube-scheduler",
-            ),
-            &["verb"],
-        )?;
-        let errors = counters(
-            "gpustow_extender_request_errors_total",
-            "Calls of kube-scheduler that were not served. decode: the call cannot be read; api: the API server refused; internal: this replica is not ready or does not lead",
-            &["verb", "error"],
-        )?;
-        let refusals = counters(
-            "gpustow_extender_refusals_total",
-            "Filter calls that placed nothing, by the reason of most nodes",
-            &["reason"],
-        )?;
-        let binds = IntCounter::new("gpustow_binds_total", "Bind calls")?;
-        let bind_failures = counters(
-            "gpustow_bind_failures_total",
-            "Bind calls that did not bind, by reason",
-            &["reason"],
-        )?;
-        let bind_seconds = Histogram::with_opts(buckets(
-            "gpustow_bind_duration_seconds",
-            "Time of bind calls, POST included",
-        ))?;
-        let woken = IntCounter::new(
-            "gpustow_wakeups_total",
-            "Wake-ups of waiting pods because memory became available",
-        )?;
-        let nominations = counters(
-            "gpustow_nominations_total",
-            "Nominations of pods that fit on a node that kube-scheduler had not shown. ended: it is of no use any more; failed: the write failed",
-            &["result"],
-        )?;
-        let disruptions = counters(
-            "gpustow_disruptions_total",
-            "Disruptions. refused: by a disruption budget",
-            &["cause", "action", "outcome"],
-        )?;
-        let ungates = counters(
-            "gpustow_ungated_pods_total",
-            "Pods removed from the queue, by cause and result",
-            &["cause", "result"],
-        )?;
-        let placeholders = counters(
-            "gpustow_placeholders_created_total",
-            "Placeholders that the extender created, or that the API server refused",
-            &["result"],
-        )?;
-        let queue_on = IntGauge::new("gpustow_queue_on", "1 if new pods are queued")?;
-        let pressure = IntGauge::new(
-            "gpustow_gpus_under_pressure",
-            "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",
-        )?;
-        let takeovers = IntCounter::new(
-            "gpustow_takeovers_total",
-            "How often this replica became the leader",
-        )?;
-        let watch_events = GaugeVec::new(
-            Opts::new(
+                &["verb"],
+                BUCKETS.into(),
+                registry
+            )?,
+            errors: register_int_counter_vec_with_registry!(
+                "gpustow_extender_request_errors_total",
+                "Calls of kube-scheduler that were not served. decode: the call cannot be read; api: the API server refused; internal: this replica is not ready or does not lead",
+                &["verb", "error"],
+                registry
+            )?,
+            refusals: register_int_counter_vec_with_registry!(
+                "gpustow_extender_refusals_total",
+                "Filter calls that placed nothing, by the reason of most nodes",
+                &["reason"],
+                registry
+            )?,
+            binds: register_int_counter_with_registry!(
+                "gpustow_binds_total",
+                "Bind calls",
+                registry
+            )?,
+            bind_failures: register_int_counter_vec_with_registry!(
+                "gpustow_bind_failures_total",
+                "Bind calls that did not bind, by reason",
+                &["reason"],
+                registry
+            )?,
+            bind_seconds: register_histogram_with_registry!(
+                "gpustow_bind_duration_seconds",
+                "Time of bind calls, POST included",
+                BUCKETS.into(),
+                registry
+            )?,
+            woken: register_int_counter_with_registry!(
+                "gpustow_wakeups_total",
+                "Wake-ups of waiting pods because memory became available",
+                registry
+            )?,
+            nominations: register_int_counter_vec_with_registry!(
+                "gpustow_nominations_total",
+                "Nominations of pods that fit on a node that kube-scheduler had not shown. ended: it is of no use any more; failed: the write failed",
+                &["result"],
+                registry
+            )?,
+            disruptions: register_int_counter_vec_with_registry!(
+                "gpustow_disruptions_total",
+                "Disruptions. refused: by a disruption budget",
+                &["cause", "action", "outcome"],
+                registry
+            )?,
+            ungates: register_int_counter_vec_with_registry!(
+                "gpustow_ungated_pods_total",
+                "Pods removed from the queue, by cause and result",
+                &["cause", "result"],
+                registry
+            )?,
+            placeholders: register_int_counter_vec_with_registry!(
+                "gpustow_placeholders_created_total",
+                "Placeholders that the extender created, or that the API server refused",
+                &["result"],
+                registry
+            )?,
+            queue_on: register_int_gauge_with_registry!(
+                "gpustow_queue_on",
+                "1 if new pods are queued",
+                registry
+            )?,
+            pressure: register_int_gauge_with_registry!(
+                "gpustow_gpus_under_pressure",
+                "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",
+                registry
+            )?,
+            takeovers: register_int_counter_with_registry!(
+                "gpustow_takeovers_total",
+                "How often this replica became the leader",
+                registry
+            )?,
+            watch_events: register_gauge_vec_with_registry!(
                 "gpustow_watch_last_event_timestamp_seconds",
                 "Last event of each watch",
-            ),
-            &["resource"],
-        )?;
-        let undecodable = IntGaugeVec::new(
-            Opts::new(
+                &["resource"],
+                registry
+            )?,
+            undecodable: register_int_gauge_vec_with_registry!(
                 "gpustow_undecodable_objects",
                 "Objects that cannot be decoded; the log names object and field. Each takes its node out of use, except the GpustowConfig: its last valid version holds",
-            ),
-            &["resource"],
-        )?;
+                &["resource"],
+                registry
+            )?,
+            models: Mutex::default(),
+            registry,
+        };
+        metrics.begin();
+        Ok(metrics)
+    }
+
+    /// Shows at 0 what has not happened.
+    fn begin(&self) {
+        let begin = |counters: &IntCounterVec, values: &[&str]| {
+            counters.with_label_values(values);
+        };
         for verb in Verb::VARIANTS {
-            requests.with_label_values(&[verb]);
+            self.requests.with_label_values(&[verb]);
             for error in ErrorKind::VARIANTS {
-                errors.with_label_values(&[verb, error]);
+                begin(&self.errors, &[verb, error]);
             }
         }
-        Reason::all().for_each(|reason| drop(refusals.with_label_values(&[reason.label()])));
-        for (cause, actions) in Cause::VARIANTS.iter().map(|cause| (cause, cause.actions())) {
-            let cause: &str = cause.into();
-            for action in actions {
+        for reason in Reason::all() {
+            begin(&self.refusals, &[reason.label()]);
+        }
+        for cause in Cause::VARIANTS {
+            for action in cause.actions() {
                 for outcome in ["done", "refused", "failed"] {
-                    disruptions.with_label_values(&[cause, action.into(), outcome]);
+                    begin(&self.disruptions, &[cause.into(), action.into(), outcome]);
                 }
             }
         }
-        for (why, result) in Ungate::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
-            result
-                .iter()
-                .for_each(|result| drop(ungates.with_label_values(&[why.label(), *result])));
+        for why in Ungate::ALL {
+            for result in RESULTS {
+                begin(&self.ungates, &[why.label(), result]);
+            }
         }
         for result in [provision::CREATED, provision::REFUSED] {
-            placeholders.with_label_values(&[result]);
+            begin(&self.placeholders, &[result]);
         }
         for result in ["set", "ended", "failed"] {
-            nominations.with_label_values(&[result]);
+            begin(&self.nominations, &[result]);
         }
         for reason in BindError::VARIANTS {
-            bind_failures.with_label_values(&[reason]);
+            begin(&self.bind_failures, &[reason]);
         }
-        registry.register(Box::new(requests.clone()))?;
-        registry.register(Box::new(errors.clone()))?;
-        registry.register(Box::new(refusals.clone()))?;
-        registry.register(Box::new(binds.clone()))?;
-        registry.register(Box::new(bind_failures.clone()))?;
-        registry.register(Box::new(bind_seconds.clone()))?;
-        registry.register(Box::new(woken.clone()))?;
-        registry.register(Box::new(nominations.clone()))?;
-        registry.register(Box::new(disruptions.clone()))?;
-        registry.register(Box::new(ungates.clone()))?;
-        registry.register(Box::new(placeholders.clone()))?;
-        registry.register(Box::new(queue_on.clone()))?;
-        registry.register(Box::new(pressure.clone()))?;
-        registry.register(Box::new(takeovers.clone()))?;
-        registry.register(Box::new(watch_events.clone()))?;
-        registry.register(Box::new(undecodable.clone()))?;
-        gpustow_serve::about(&registry, "gpustow_build_info")?;
-        Ok(Self {
-            registry,
-            models: Mutex::default(),
-            requests,
-            errors,
-            refusals,
-            binds,
-            bind_failures,
-            bind_seconds,
-            woken,
-            nominations,
-            disruptions,
-            ungates,
-            placeholders,
-            queue_on,
-            pressure,
-            takeovers,
-            watch_events,
-            undecodable,
-        })
     }
 
     /// A request was answered, or was not served for this reason.

@@ -9,7 +9,11 @@ use gpustow_api::limit::Support;
 use gpustow_pack::Mib;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{
+    Gauge, Histogram, IntCounter, IntCounterVec, Registry, register_gauge_with_registry,
+    register_histogram_with_registry, register_int_counter_vec_with_registry,
+    register_int_counter_with_registry,
+};
 use strum::VariantArray as _;
 
 use crate::clock::Now;
@@ -81,60 +85,49 @@ impl Metrics {
     /// If the registry refuses a series, which would be a mistake in this file.
     pub fn new(node: &str) -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let sample_seconds = Histogram::with_opts(
-            HistogramOpts::new(
+        gpustow_serve::about(&registry, "gpustow_agent_build_info")?;
+        let metrics = Self {
+            node: node.to_owned(),
+            sample_seconds: register_histogram_with_registry!(
                 "gpustow_agent_sample_duration_seconds",
                 "Time to read all GPUs",
-            )
-            .buckets(BUCKETS.to_vec()),
-        )?;
-        let sample_errors = IntCounterVec::new(
-            Opts::new(
+                BUCKETS.to_vec(),
+                registry
+            )?,
+            sample_errors: register_int_counter_vec_with_registry!(
                 "gpustow_agent_sample_errors_total",
                 "Reads that failed, by what failed",
-            ),
-            &["source"],
-        )?;
-        for source in ["nvml", "pod_resources"] {
-            sample_errors.with_label_values(&[source]);
-        }
-        let last_publish = Gauge::new(
-            "gpustow_agent_last_publish_timestamp_seconds",
-            "When the last report was written",
-        )?;
-        let write_errors = IntCounter::new(
-            "gpustow_agent_write_errors_total",
-            "Writes to the API server that failed",
-        )?;
-        let killed = IntCounter::new(
-            "gpustow_killed_processes_total",
-            "Processes ended to reclaim GPU memory",
-        )?;
-        let xids = IntCounterVec::new(
-            Opts::new(
+                &["source"],
+                registry
+            )?,
+            last_publish: register_gauge_with_registry!(
+                "gpustow_agent_last_publish_timestamp_seconds",
+                "When the last report was written",
+                registry
+            )?,
+            write_errors: register_int_counter_with_registry!(
+                "gpustow_agent_write_errors_total",
+                "Writes to the API server that failed",
+                registry
+            )?,
+            killed: register_int_counter_with_registry!(
+                "gpustow_killed_processes_total",
+                "Processes ended to reclaim GPU memory",
+                registry
+            )?,
+            xids: register_int_counter_vec_with_registry!(
                 "gpustow_gpu_xid_errors_total",
                 "Errors that the driver reported, by NVIDIA's number; ecc is an uncorrectable memory error",
-            ),
-            &["node", "gpu_uuid", "xid"],
-        )?;
-        registry.register(Box::new(sample_seconds.clone()))?;
-        registry.register(Box::new(sample_errors.clone()))?;
-        registry.register(Box::new(last_publish.clone()))?;
-        registry.register(Box::new(write_errors.clone()))?;
-        registry.register(Box::new(killed.clone()))?;
-        registry.register(Box::new(xids.clone()))?;
-        gpustow_serve::about(&registry, "gpustow_agent_build_info")?;
-        Ok(Self {
-            node: node.to_owned(),
-            registry,
-            sample_seconds,
-            sample_errors,
-            last_publish,
-            write_errors,
-            killed,
-            xids,
+                &["node", "gpu_uuid", "xid"],
+                registry
+            )?,
             snapshot: Mutex::default(),
-        })
+            registry,
+        };
+        for source in ["nvml", "pod_resources"] {
+            metrics.sample_errors.with_label_values(&[source]);
+        }
+        Ok(metrics)
     }
 
     /// Something went wrong with a card.
