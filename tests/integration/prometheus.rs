@@ -4,18 +4,17 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
-use gpustow_api::{GpuWorkload, names};
+use gpustow_api::names;
 use gpustow_testkit::{Case, eventually};
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt as _;
-use kube::api::{Api, PostParams};
+use kube::api::PostParams;
 use kubectl_gpustow::{Args, Screen, run};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::auto::{admitted, namespace, pod};
+use crate::auto::pod;
 use crate::observability::{prometheus, promtool};
 use crate::support::{SOON, repository, rig};
 
@@ -99,19 +98,21 @@ impl Prometheus {
         Ok(result.context("no result")?.clone())
     }
 
-    /// The one row of `advise` in the case's namespace, by what this remembers or, without it, by what is stored.
-    pub(crate) async fn advice(&self, case: &Case, words: &[&str]) -> Result<Value> {
+    /// The one row of `advise` in the case's namespace, by what this remembers.
+    async fn advice(&self, case: &Case) -> Result<Value> {
         let cluster = rig().await?.cluster;
         let kubeconfig = cluster.admin_kubeconfig().display().to_string();
-        let global = ["kubectl-gpustow", "--kubeconfig", &kubeconfig, "-n"];
-        let all = global.into_iter().chain([&*case.namespace, "advise"]);
         let url = format!("http://{}", self.address);
-        let from = match words.contains(&"stored") {
-            true => &[][..],
-            false => &["--prometheus", &url],
-        };
-        let all = all.chain(["-o", "json"]).chain(from.iter().copied());
-        let all = all.chain(words.iter().copied().filter(|it| *it != "stored"));
+        let all = [
+            "kubectl-gpustow",
+            "--kubeconfig",
+            &kubeconfig,
+            "-n",
+            &case.namespace,
+        ];
+        let all = all
+            .into_iter()
+            .chain(["advise", "-o", "json", "--prometheus", &url]);
         let mut out = Vec::new();
         run(Args::try_parse_from(all)?, &mut out, Screen::default()).await?;
         let list: Value = serde_json::from_slice(&out)?;
@@ -122,40 +123,37 @@ impl Prometheus {
     }
 }
 
-/// A day of a pod that is gone: 9000 MiB in one minute of fifty, 5000 in the others, on a GPU of 80,000.
+/// A day of a pod that is gone, as dcgm-exporter tells it: 9000 MiB in one minute of fifty, 5000 in the others, on a GPU of 80,000.
 fn day(namespace: &str, pod: &str) -> String {
     let mut text = String::new();
     let end = Timestamp::now().as_second() / 60 * 60;
-    let labels = format!("namespace=\"{namespace}\",pod=\"{pod}\",container=\"main\"");
-    for (name, labels, mib) in [
-        ("gpustow_gpu_memory_total_bytes", "", [80_000_u64, 80_000]),
-        (
-            "gpustow_pod_gpu_memory_used_bytes",
-            &*format!(",{labels}"),
-            [9000, 5000],
-        ),
+    let labels = format!(
+        "UUID=\"GPU-n\",modelName=\"NVIDIA H100 80GB HBM3\",namespace=\"{namespace}\",pod=\"{pod}\",container=\"main\""
+    );
+    for (name, mib) in [
+        ("DCGM_FI_DEV_FB_FREE", [71_000, 75_000]),
+        ("DCGM_FI_DEV_FB_USED", [9000, 5000]),
     ] {
         text += &format!("# TYPE {name} gauge\n");
         for minute in 0..1440 {
-            let bytes = mib[usize::from(minute % 50 > 0)] << 20;
+            let mib = mib[usize::from(minute % 50 > 0)];
             let at = end - 60 * (1439 - minute);
-            text += &format!("{name}{{node=\"n\",gpu_uuid=\"GPU-n\"{labels}}} {bytes} {at}\n");
+            text += &format!("{name}{{{labels}}} {mib} {at}\n");
         }
     }
     text + "# EOF\n"
 }
 
 #[tokio::test]
-async fn advice_and_new_pods_follow_the_day_that_prometheus_remembers() -> Result<()> {
+async fn containers_with_whole_gpus_are_advised_by_the_day_that_prometheus_remembers() -> Result<()>
+{
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "remembers").await?;
-    case.node("n", &[80_000]).create(&case.client).await?;
-    namespace(&case, Some("p95"), None).await?;
-    let of_web = || pod(&case, "ReplicaSet", "web-5f9474c99c", "web:1");
-    let mut there = of_web();
+    let mut there = pod(&case, "ReplicaSet", "web-5f9474c99c", "web:1");
     there.metadata.generate_name = Some("web-5f9474c99c-".to_owned());
+    there.metadata.annotations = None;
     if let Some(spec) = &mut there.spec {
-        let amount = json!({ "limits": { names::GPU_MEM: "8000" } });
+        let amount = json!({ "limits": { names::NVIDIA_GPU: "1" } });
         spec.containers[0].resources = serde_json::from_value(amount)?;
     }
     case.pods().create(&PostParams::default(), &there).await?;
@@ -163,39 +161,16 @@ async fn advice_and_new_pods_follow_the_day_that_prometheus_remembers() -> Resul
     let prometheus = Prometheus::with(&samples).await?;
 
     let row = eventually(SOON, "Prometheus is ready", async || {
-        prometheus.advice(&case, &["--save"]).await
+        prometheus.advice(&case).await
     })
     .await?;
     let mib = |key: &str| row[key].as_u64().unwrap_or_default() >> 20;
     assert_eq!(row["workload"], "deployment/web");
-    assert_eq!((mib("requestedBytes"), mib("peakBytes")), (8000, 9000));
+    assert_eq!((mib("requestedBytes"), mib("peakBytes")), (80_000, 9000));
     assert!((5000..5200).contains(&mib("advisedBytes")), "{row:#}");
     assert_eq!((&row["samples"], mib("limitBytes")), (&json!(1440), 9450));
+    assert_eq!(mib("freesBytes"), 80_000 - mib("advisedBytes"));
     assert!(row["patch"].is_string(), "{row:#}");
-    assert_eq!(row["notes"], json!(["saved"]));
-
-    // What was saved says the same, and is not saved again.
-    let objects = Api::<GpuWorkload>::namespaced(case.client.clone(), &case.namespace);
-    let object = objects.get("deployment-web").await?;
-    let advice = &object.spec.containers[0].advice;
-    assert_eq!(
-        (advice.p95_mib, advice.limit_mib),
-        (mib("advisedBytes"), 9450)
-    );
-    let stored = prometheus.advice(&case, &["stored"]).await?;
-    let again = prometheus.advice(&case, &["--save"]).await?;
-    for row in [stored, again] {
-        assert_eq!((&row["samples"], &row["notes"]), (&json!(1440), &json!([])));
-        assert_eq!(row["advisedBytes"], mib("advisedBytes") << 20);
-    }
-    if rig.cluster.minor() >= 34 {
-        eventually(SOON, "a new pod has its amount", async || {
-            let new = admitted(&case, &of_web()).await?;
-            let from = new.annotations().get(names::GPU_MEM);
-            ensure!(from.is_some_and(|it| it == "auto-p95"), "{from:?}");
-            Ok(())
-        })
-        .await?;
-    }
+    assert_eq!(row["notes"], json!([]));
     case.end().await
 }

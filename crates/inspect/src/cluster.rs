@@ -354,7 +354,11 @@ impl Cluster {
 
     /// The pods in `scope`, by namespace and name.
     pub fn pods_in(&self, scope: &Scope) -> Vec<&PodInfo> {
-        let mut pods: Vec<_> = self.pods.values().filter(|pod| scope.has(pod)).collect();
+        let mut pods: Vec<_> = self
+            .pods
+            .values()
+            .filter(|pod| scope.has(&pod.object))
+            .collect();
         pods.sort_by_key(|pod| (pod.facts.namespace.clone(), pod.facts.name.clone()));
         pods
     }
@@ -439,12 +443,11 @@ pub struct Scope {
 }
 
 impl Scope {
-    fn has(&self, pod: &PodInfo) -> bool {
-        let namespace = self.namespace.as_deref();
-        namespace.is_none_or(|it| it == &*pod.facts.namespace)
-            && self
-                .selector
-                .as_ref()
-                .is_none_or(|it| it.matches(pod.object.labels()))
+    /// Is the pod one of these?
+    pub fn has(&self, pod: &Pod) -> bool {
+        let namespace = self.namespace.as_ref();
+        let labels = self.selector.as_ref();
+        namespace.is_none_or(|it| pod.metadata.namespace.as_ref() == Some(it))
+            && labels.is_none_or(|it| it.matches(pod.labels()))
     }
 }

@@ -164,6 +164,19 @@ impl Source {
         list(Api::all(client), "gpuworkloads").await
     }
 
+    /// Lists the pods alone, as a cluster without gpustow has them too, and the namespace of the context.
+    ///
+    /// # Errors
+    /// As [`Source::lists`].
+    pub async fn pods(&self) -> Result<(Vec<PodObject>, Option<String>), Error> {
+        if let Some(path) = &self.from {
+            let lists = read_lists(path)?;
+            return Ok((lists.pods, lists.namespace));
+        }
+        let (client, namespace) = self.client().await?;
+        Ok((list(Api::all(client), "pods").await?, Some(namespace)))
+    }
+
     /// Lists the namespaces.
     ///
     /// # Errors

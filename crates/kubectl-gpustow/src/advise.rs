@@ -1,22 +1,22 @@
-//! `advise`: what workloads should request, by the history that the extender or Prometheus keeps of them.
+//! `advise`: what workloads should request, by the history that the extender keeps of them; before gpustow is installed, by what
+//! Prometheus remembers of containers with whole GPUs.
 
 mod patch;
 mod prometheus;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use gpustow_advice::Caution;
 use gpustow_api::GpuWorkload;
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::owner::{self, Owner};
 use gpustow_api::workload::{ContainerHistory, name_of};
 use gpustow_inspect::{Cluster, PodInfo, Scope, cluster};
-use gpustow_pack::Mib;
+use gpustow_pack::{Mib, PolicyKind};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::api::{Api, PostParams};
 
 use crate::args::{AdviseArgs, Global};
 use crate::output::Shown::{Always, Table, Wide};
@@ -25,6 +25,7 @@ use crate::whatif::Inventory;
 use crate::{Answer, Screen};
 
 pub(crate) use prometheus::Flags as Prometheus;
+use prometheus::{Server, WholeGpus};
 
 /// A pod this young, in seconds, may have no history yet.
 const YOUNG: u64 = 300;
@@ -46,8 +47,21 @@ struct Live {
     /// MiB of each GPU, and on how many.
     requested: Option<(Mib, u64)>,
     exclusive: bool,
+    /// Of how many GPUs, where each pod has them whole without gpustow.
+    whole_gpus: u64,
     notes: Vec<String>,
 }
+
+impl Live {
+    /// One more pod, with this image.
+    fn see(&mut self, image: Option<String>) {
+        self.pods += 1;
+        *self.images.entry(image.unwrap_or_default()).or_default() += 1;
+    }
+}
+
+/// By container, the histories of its images.
+type Histories = BTreeMap<Key, Vec<ContainerHistory>>;
 
 pub(crate) struct Row {
     key: Option<Key>,
@@ -65,6 +79,13 @@ pub(crate) struct Row {
     notes: Vec<String>,
 }
 
+/// What is known of workloads.
+struct Known {
+    rows: Vec<Row>,
+    /// All pods to be placed again, and how.
+    inventory: Option<(Inventory, PolicyKind)>,
+}
+
 /// Reads the cluster, and its pods' workloads.
 pub(crate) async fn run(
     global: &Global,
@@ -72,30 +93,17 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
     screen: Screen,
 ) -> Result<Answer> {
-    let source = &global.source;
-    ensure!(
-        !args.prometheus.save || source.from.is_none(),
-        "--save writes to a cluster: remove --from"
-    );
-    let lists = source.lists().await?;
-    let (nodes, gpunodes, pods) = (
-        lists.nodes.clone(),
-        lists.gpunodes.clone(),
-        lists.pods.iter().map(|it| it.pod.clone()).collect(),
-    );
-    let cluster = cluster(lists, &source.resource_name);
-    let scope = global.scope(&cluster);
-    let found = prometheus::workloads(&args.prometheus, &cluster, &scope).await?;
-    let workloads = match &found {
-        Some(found) => found.clone(),
-        None => source.workloads().await?,
+    let permille = args.quantile.permille();
+    let known = match args.prometheus.server().await? {
+        Some(server) => whole_gpus(global, &server, permille).await?,
+        None => requests(global, permille).await?,
     };
-    let mut rows = rows(&cluster, &scope, workloads, args.quantile.permille());
+    let Known {
+        mut rows,
+        inventory,
+    } = known;
     if let Some(wanted) = &args.workload {
         keep(&mut rows, wanted)?;
-    }
-    if let Some(found) = found.filter(|_| args.prometheus.save) {
-        save(global, &mut rows, &found).await?;
     }
     rows.sort_by(|a, b| (b.frees, &a.key).cmp(&(a.frees, &b.key)));
     let advised: HashMap<&Key, Mib> = rows
@@ -103,17 +111,71 @@ pub(crate) async fn run(
         .filter(|row| row.frees.is_some())
         .filter_map(|row| Some((row.key.as_ref()?, row.request?)))
         .collect();
-    let empty_gpus = match advised.is_empty() {
-        true => None,
-        false => {
-            let mut inventory = Inventory::new(nodes, gpunodes, pods, &source.resource_name)?;
-            let policy = cluster.spec().scheduling.policy;
-            let before = inventory.empty_gpus(policy);
-            inventory.request(|pod, container| advised.get(&key(pod, container)).copied());
-            Some(inventory.empty_gpus(policy).saturating_sub(before) as u64)
-        }
-    };
+    let inventory = inventory.filter(|_| !advised.is_empty());
+    let empty_gpus = inventory.map(|(mut inventory, policy)| {
+        let before = inventory.empty_gpus(policy);
+        inventory.request(|pod, container| advised.get(&key(pod, container)).copied());
+        inventory.empty_gpus(policy).saturating_sub(before) as u64
+    });
     listing(rows, empty_gpus).print(&args.output, screen, out)
+}
+
+/// By the histories of containers that request GPU memory.
+async fn requests(global: &Global, permille: u32) -> Result<Known> {
+    let source = &global.source;
+    let lists = source.lists().await?;
+    let inventory = Inventory::new(
+        lists.nodes.clone(),
+        lists.gpunodes.clone(),
+        lists.pods.iter().map(|it| it.pod.clone()).collect(),
+        &source.resource_name,
+    )?;
+    let cluster = cluster(lists, &source.resource_name);
+    let scope = global.scope(&cluster);
+    let mut live: BTreeMap<Key, Live> = BTreeMap::new();
+    for pod in cluster.pods_in(&scope) {
+        if !pod.facts.released {
+            look_at(&cluster, pod, &mut live);
+        }
+    }
+    let mut histories = histories(source.workloads().await?, &scope);
+    // Labels are those of pods.
+    histories.retain(|key, _| scope.selector.is_none() || live.contains_key(key));
+    Ok(Known {
+        rows: rows(cluster.resource(), live, histories, permille),
+        inventory: Some((inventory, cluster.spec().scheduling.policy)),
+    })
+}
+
+/// By the use of whole GPUs.
+async fn whole_gpus(global: &Global, server: &Server<'_>, permille: u32) -> Result<Known> {
+    let source = &global.source;
+    let (pods, own) = source.pods().await?;
+    let scope = global.scope_in(own.as_ref());
+    let mut live: BTreeMap<Key, Live> = BTreeMap::new();
+    let pods = pods.iter().map(|it| &it.pod).filter(|pod| scope.has(pod));
+    let pods: Vec<_> = pods
+        .filter_map(|pod| WholeGpus::of(pod, &source.resource_name))
+        .collect();
+    for pod in &pods {
+        for (container, gpus) in &pod.containers {
+            let known = live.entry(key(pod.object, &container.name)).or_default();
+            known.see(container.image.clone());
+            known.whole_gpus = known.whole_gpus.max(*gpus);
+        }
+    }
+    let found = server.histories(&pods, &scope).await?;
+    for shared in &found.shared {
+        if let Some(known) = live.get_mut(shared) {
+            known
+                .notes
+                .push("shares its GPU, of which dcgm-exporter tells the sum".to_owned());
+        }
+    }
+    Ok(Known {
+        rows: rows(&source.resource_name, live, found.histories, permille),
+        inventory: None,
+    })
 }
 
 fn key(pod: &Pod, container: &str) -> Key {
@@ -142,50 +204,9 @@ fn keep(rows: &mut Vec<Row>, wanted: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes the histories of these rows, as far as the cluster knows less.
-async fn save(global: &Global, rows: &mut [Row], found: &[GpuWorkload]) -> Result<()> {
-    let (client, _) = global.source.client().await?;
-    let params = PostParams::default();
-    let mut saved = HashSet::new();
-    let of = |namespace: &str, owner: &Owner| (namespace.to_owned(), name_of(owner));
-    let keys = rows.iter().filter_map(|row| row.key.as_ref());
-    let wanted: HashSet<_> = keys.map(|it| of(&it.namespace, &it.workload)).collect();
-    for object in found {
-        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
-        if !wanted.contains(&(namespace.clone(), name.clone())) {
-            continue;
-        }
-        let objects = Api::<GpuWorkload>::namespaced(client.clone(), &namespace);
-        let failed = || format!("cannot save GpuWorkload {name} in {namespace}");
-        let stored = objects.get_opt(&name).await.with_context(failed)?;
-        let is_new = stored.is_none();
-        if let Some(object) = prometheus::merged(stored, object) {
-            let written = match is_new {
-                true => objects.create(&params, &object).await,
-                false => objects.replace(&name, &params, &object).await,
-            };
-            written.with_context(failed)?;
-            saved.insert((namespace, name));
-        }
-    }
-    for row in rows {
-        let key = row.key.as_ref();
-        if key.is_some_and(|it| saved.contains(&of(&it.namespace, &it.workload))) {
-            row.notes.push("saved".to_owned());
-        }
-    }
-    Ok(())
-}
-
-fn rows(cluster: &Cluster, scope: &Scope, workloads: Vec<GpuWorkload>, permille: u32) -> Vec<Row> {
-    let row = |key, live: &Live, histories| row(key, cluster.resource(), live, histories, permille);
-    let mut live: BTreeMap<Key, Live> = BTreeMap::new();
-    for pod in cluster.pods_in(scope) {
-        if !pod.facts.released {
-            look_at(cluster, pod, &mut live);
-        }
-    }
-    let mut rows = Vec::new();
+/// The histories that the extender keeps, by container.
+fn histories(workloads: Vec<GpuWorkload>, scope: &Scope) -> Histories {
+    let mut histories = Histories::new();
     for workload in workloads {
         let namespace = workload.namespace().unwrap_or_default();
         let target = workload.spec.target_ref;
@@ -198,31 +219,32 @@ fn rows(cluster: &Cluster, scope: &Scope, workloads: Vec<GpuWorkload>, permille:
         if !is_ours || scope.namespace.as_ref().is_some_and(|it| *it != namespace) {
             continue;
         }
-        let mut images: BTreeMap<String, Vec<ContainerHistory>> = BTreeMap::new();
         for history in workload.spec.containers {
-            images
-                .entry(history.name.clone())
-                .or_default()
-                .push(history);
-        }
-        for (container, histories) in images {
             let key = Key {
                 namespace: namespace.clone(),
                 workload: target.clone(),
-                container,
+                container: history.name.clone(),
             };
-            match live.remove(&key) {
-                Some(pods) => rows.push(row(key, &pods, histories)),
-                // Labels are those of pods.
-                None if scope.selector.is_some() => {}
-                None => rows.push(row(key, &Live::default(), histories)),
-            }
+            histories.entry(key).or_default().push(history);
         }
     }
-    rows.extend(
-        live.into_iter()
-            .map(|(key, pods)| row(key, &pods, Vec::new())),
-    );
+    histories
+}
+
+/// A row for each container with pods or a history.
+fn rows(
+    resource: &str,
+    mut live: BTreeMap<Key, Live>,
+    histories: Histories,
+    permille: u32,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (key, histories) in histories {
+        let pods = live.remove(&key).unwrap_or_default();
+        rows.push(row(key, resource, &pods, histories, permille));
+    }
+    let rest = live.into_iter();
+    rows.extend(rest.map(|(key, pods)| row(key, resource, &pods, Vec::new(), permille)));
     rows
 }
 
@@ -244,11 +266,7 @@ fn look_at(cluster: &Cluster, pod: &PodInfo, live: &mut BTreeMap<Key, Live>) {
     for (name, claim) in facts.containers.iter().zip(&request.claims) {
         let known = live.entry(key(&pod.object, name)).or_default();
         let container = all.iter().find(|it| *it.name == **name);
-        let image = container
-            .and_then(|it| it.image.clone())
-            .unwrap_or_default();
-        known.pods += 1;
-        *known.images.entry(image).or_default() += 1;
+        known.see(container.and_then(|it| it.image.clone()));
         known.requested = known.requested.max(Some((claim.mib, claim.gpus.into())));
         known.exclusive |= request.exclusive;
         for note in &notes {
@@ -302,8 +320,6 @@ fn row(
     mut histories: Vec<ContainerHistory>,
     permille: u32,
 ) -> Row {
-    let (each, gpus) = live.requested.unwrap_or((Mib::ZERO, 1));
-    let whole = |mib: Mib| Mib(mib.0.saturating_mul(gpus));
     // The image of most pods, else the one that ran last.
     let common = live.images.iter().max_by_key(|(_, pods)| **pods);
     histories.sort_by_key(|it| it.history.last);
@@ -311,9 +327,14 @@ fn row(
         Some((image, _)) => histories.iter().find(|it| it.image == *image),
         None => histories.last(),
     };
+    let requested = match live.whole_gpus {
+        0 => live.requested,
+        gpus => history.map(|it| (Mib(it.gpu_mib), gpus)),
+    };
+    let (each, gpus) = requested.unwrap_or((Mib::ZERO, live.whole_gpus.max(1)));
+    let whole = |mib: Mib| Mib(mib.0.saturating_mul(gpus));
     let advice = history.and_then(|it| it.advise(permille));
     let mut notes = live.notes.clone();
-    let requested = live.requested.map(|(mib, _)| whole(mib));
     let against = [Caution::LittleHistory, Caution::TakesEverything];
     let mut holds = !live.exclusive && notes.is_empty();
     match &advice {
@@ -328,7 +349,7 @@ fn row(
         notes.push("requests whole GPUs".to_owned());
     }
     let request = advice.as_ref().map(|it| it.request);
-    if live.requested.is_some() && request.is_some_and(|it| it > each) {
+    if requested.is_some() && request.is_some_and(|it| it > each) {
         notes.push("uses more than it requests".to_owned());
     }
     let frees = request.filter(|it| holds && live.pods > 0 && *it < each);
@@ -340,12 +361,13 @@ fn row(
             &key.container,
             whole(it.request),
             whole(it.limit),
+            live.whole_gpus,
         )
     });
     Row {
         pods: live.pods,
         gpus,
-        requested,
+        requested: requested.map(|(mib, _)| whole(mib)),
         peak: history.map(|it| whole(Mib(it.history.peak_mib))),
         limit: advice.as_ref().map(|it| whole(it.limit)),
         samples: advice.as_ref().map_or(0, |it| it.samples),

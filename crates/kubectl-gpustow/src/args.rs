@@ -96,7 +96,12 @@ pub(crate) struct Global {
 impl Global {
     /// The pods asked for.
     pub(crate) fn scope(&self, cluster: &Cluster) -> Scope {
-        let own = || self.namespace.clone().or_else(|| cluster.namespace.clone());
+        self.scope_in(cluster.namespace.as_ref())
+    }
+
+    /// The same, where the context has this namespace.
+    pub(crate) fn scope_in(&self, own: Option<&String>) -> Scope {
+        let own = || self.namespace.clone().or_else(|| own.cloned());
         Scope {
             namespace: if self.all_namespaces { None } else { own() },
             selector: self.selector.clone(),
@@ -182,7 +187,8 @@ pub(crate) enum Command {
     /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
     /// these free. GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
     /// as whatif does. Containers with a note that speaks against the advice free nothing. JSON and YAML have a
-    /// patch. Nothing is written to the cluster without --save.
+    /// patch. With --prometheus it needs no gpustow in the cluster: it advises containers that request nvidia.com/gpu.
+    /// Nothing is written to the cluster.
     #[command(
         after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl gpustow advise -A --prometheus http://localhost:9090\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
     )]

@@ -1,7 +1,7 @@
 //! `kubectl gpustow`: its commands, and the forms in which they print.
 //!
 //! What it says of the cluster is [`gpustow_inspect`]'s: it works with the extender down and with the
-//! right to read, and writes nothing to the cluster but what `advise --save` does.
+//! right to read, and writes nothing to the cluster.
 
 mod adopt;
 mod advise;

@@ -5,22 +5,33 @@ use gpustow_api::owner::Owner;
 use gpustow_pack::Mib;
 use serde_json::{Value, json};
 
-/// For `kubectl patch`, with these MiB over all GPUs of the container. None for what cannot be changed once it is
-/// there, or is of an unknown kind.
+/// For `kubectl patch`, with these MiB over all GPUs of the container, instead of so many whole GPUs. None for what cannot be
+/// changed once it is there, or is of an unknown kind.
 pub(super) fn of(
     workload: &Owner,
     resource: &str,
     container: &str,
     request: Mib,
     limit: Mib,
+    whole_gpus: u64,
 ) -> Option<String> {
-    let amount = json!({ resource: request.0.to_string() });
+    let mut amount = json!({ resource: request.0.to_string() });
+    let mut annotations = json!({});
+    if whole_gpus > 0 {
+        amount[names::NVIDIA_GPU] = Value::Null;
+    }
+    if whole_gpus > 1 {
+        annotations[format!("{}{container}", names::GPU_COUNT_OF)] = json!(whole_gpus.to_string());
+    }
     let mut template = json!({ "spec": { "containers": [{
         "name": container, "resources": { "limits": amount, "requests": amount },
     }] } });
     if limit > request {
         let key = format!("{}{container}", names::MEM_LIMIT_OF);
-        template["metadata"] = json!({ "annotations": { key: limit.0.to_string() } });
+        annotations[key] = json!(limit.0.to_string());
+    }
+    if annotations != json!({}) {
+        template["metadata"] = json!({ "annotations": annotations });
     }
     let spec = |spec: Value| json!({ "spec": spec });
     let patch = match workload.kind.as_str() {

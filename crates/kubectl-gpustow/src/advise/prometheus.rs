@@ -1,33 +1,40 @@
-//! What containers used, as a Prometheus server remembers it: the same histories as those of the extender, from the
-//! series that agents export.
+//! What containers with whole GPUs used, as a Prometheus server remembers it from NVIDIA's dcgm-exporter: advice before gpustow
+//! is installed.
 //!
-//! A series names a pod, and only the cluster knows the pod's workload and image. A pod that is gone counts if one with
-//! the same template is there: one of the same ReplicaSet or Job, whose templates do not change. Of a pod that is there
-//! nothing counts from before its creation, since others may have had its name.
+//! A series names the pod that has the GPU, and only the cluster knows the pod's workload and image. A pod that is gone counts
+//! if one with the same template is there: one of the same ReplicaSet or Job, whose templates do not change. Of a pod that is
+//! there nothing counts from before its creation, since others may have had its name.
+//!
+//! dcgm-exporter tells what all programs use of a GPU. So no minute counts in which a GPU had several pods.
+//!
+//! Source of names and units: `etc/default-counters.csv` and `internal/pkg/transformation/kubernetes.go` of
+//! github.com/NVIDIA/dcgm-exporter.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem::take;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_advice::History;
-use gpustow_api::owner::{self, Owner};
-use gpustow_api::workload::{ContainerHistory, MAX_HISTORIES, TargetRef, name_of};
-use gpustow_api::{GpuWorkload, GpuWorkloadSpec};
-use gpustow_inspect::{Cluster, PodInfo, Scope};
+use gpustow_api::workload::ContainerHistory;
+use gpustow_api::{names, quantity};
+use gpustow_inspect::Scope;
 use gpustow_pack::Mib;
 use http::{Request, Uri};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::client::Body;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 use kube::{Client, ResourceExt as _};
 use serde::Deserialize;
 use serde_json::json;
 
-/// What containers use of each GPU.
-const USED: &str = "gpustow_pod_gpu_memory_used_bytes";
-/// The size of each GPU.
-const TOTAL: &str = "gpustow_gpu_memory_total_bytes";
+use super::{Histories, Key, key};
+
+/// What all programs use of each GPU, and what is free of it, in MiB.
+const USED: &str = "DCGM_FI_DEV_FB_USED";
+const FREE: &str = "DCGM_FI_DEV_FB_FREE";
 const MINUTE: i64 = 60;
 /// Minutes of one answer: 10,000 containers have 30 MB then.
 const WINDOW: i64 = 120;
@@ -40,7 +47,7 @@ const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Where Prometheus is, and what it is asked for.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Flags {
-    /// Read the history from this Prometheus server, not from GpuWorkloads
+    /// Advise containers with whole GPUs, by what this Prometheus server has from NVIDIA's dcgm-exporter
     #[arg(long = "prometheus", value_name = "URL")]
     url: Option<Uri>,
     /// File with the bearer token that Prometheus wants
@@ -49,42 +56,12 @@ pub(crate) struct Flags {
     /// File with the certificate authorities of Prometheus; without it the system's
     #[arg(long = "prometheus-ca-file", value_name = "FILE", requires = "url")]
     ca_file: Option<PathBuf>,
-    /// Read only series with these labels, as cluster=prod
-    #[arg(
-        long = "prometheus-labels",
-        value_name = "LABELS",
-        value_delimiter = ',',
-        requires = "url"
-    )]
-    labels: Vec<Label>,
+    /// Read only series with these labels, as PromQL has them: cluster="prod",region="eu"
+    #[arg(long = "prometheus-labels", value_name = "LABELS", requires = "url")]
+    labels: Option<String>,
     /// Number of days to read
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(i64).range(1..=90), requires = "url")]
     days: i64,
-    /// Save what Prometheus knows as GpuWorkloads, so that gpustow.dev/gpu-mem: auto follows it
-    #[arg(long, requires = "url")]
-    pub(super) save: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Label {
-    name: String,
-    value: String,
-}
-
-impl FromStr for Label {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text.split_once('=').ok_or("write LABEL=VALUE")?;
-        let may = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-        match name.bytes().all(may) && !name.starts_with(|it: char| it.is_ascii_digit()) {
-            true if !name.is_empty() => Ok(Self {
-                name: name.to_owned(),
-                value: value.to_owned(),
-            }),
-            _ => Err(format!("{name:?} is no name of a label")),
-        }
-    }
 }
 
 #[derive(Deserialize)]
@@ -106,119 +83,135 @@ struct Series {
     values: Vec<(f64, String)>,
 }
 
-#[derive(Default, Deserialize)]
+/// Of the pod that has the GPU. Where Prometheus keeps the labels of the exporter's own pod, they are called `exported`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(default)]
 struct Labels {
     namespace: String,
     pod: String,
     container: String,
-    gpu_uuid: String,
+    exported_namespace: String,
+    exported_pod: String,
+    exported_container: String,
+    #[serde(rename = "UUID")]
+    uuid: String,
+    #[serde(rename = "GPU_I_ID")]
+    instance: String,
 }
 
-/// A container with one image.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    namespace: String,
-    workload: Owner,
-    container: String,
-    image: String,
+impl Labels {
+    fn of_pod(mut self) -> Self {
+        if !self.exported_pod.is_empty() {
+            self.namespace = take(&mut self.exported_namespace);
+            self.pod = take(&mut self.exported_pod);
+            self.container = take(&mut self.exported_container);
+        }
+        self
+    }
+
+    fn gpu(&self) -> (String, String) {
+        (self.uuid.clone(), self.instance.clone())
+    }
+}
+
+/// A GPU's UUID, and the number of its MIG instance if there is one.
+type Gpu = (String, String);
+
+/// By minute, what was used, and the size of the GPU.
+type Minutes = BTreeMap<i64, (Mib, Mib)>;
+
+/// What Prometheus knows.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) histories: Histories,
+    /// Those on whose GPUs other pods were at the same time.
+    pub(super) shared: BTreeSet<Key>,
 }
 
 /// A server that answers.
-struct Server<'a> {
+pub(super) struct Server<'a> {
     client: Client,
     url: &'a Uri,
     flags: &'a Flags,
 }
 
-/// The histories of all workloads that have pods of this scope, if Prometheus is to be asked.
-pub(super) async fn workloads(
-    flags: &Flags,
-    cluster: &Cluster,
-    scope: &Scope,
-) -> Result<Option<Vec<GpuWorkload>>> {
-    let Some(url) = &flags.url else {
-        return Ok(None);
-    };
-    let client = flags.client(url).await?;
-    let server = Server { client, url, flags };
-    let sizes = server.sizes().await?;
-    let pods = Pods::of(cluster, scope);
-    // The minute that is not over yet counts as it is.
-    let end = (cluster.wall.as_second() / MINUTE + 1) * MINUTE;
-    let mut histories: BTreeMap<Key, (History, Mib)> = BTreeMap::new();
-    let windows = flags.days * 24 * 60 / WINDOW;
-    for window in (0..windows).rev() {
-        let last = end - window * WINDOW * MINUTE;
-        let first = last - (WINDOW - 1) * MINUTE;
-        for (labels, peaks) in server.peaks(scope, first, last, &sizes).await? {
-            let Some((key, since)) = pods.key(labels) else {
-                continue;
-            };
-            let (history, gpu) = histories.entry(key).or_default();
-            for (at, (peak, size)) in peaks.range(since..) {
-                history.add(*peak, *at);
-                *gpu = (*size).max(*gpu);
+impl Server<'_> {
+    /// The histories of these pods, by container and image.
+    pub(super) async fn histories(&self, pods: &[WholeGpus<'_>], scope: &Scope) -> Result<Found> {
+        let sizes = self.sizes().await?;
+        let pods = Pods::of(pods);
+        // The minute that is not over yet counts as it is.
+        let end = (Timestamp::now().as_second() / MINUTE + 1) * MINUTE;
+        let mut found = Found::default();
+        let mut all: BTreeMap<(Key, String), (History, Mib)> = BTreeMap::new();
+        let mut named = false;
+        for window in (0..self.flags.days * 24 * 60 / WINDOW).rev() {
+            let last = end - window * WINDOW * MINUTE;
+            let first = last - (WINDOW - 1) * MINUTE;
+            let series = self.used(scope, first, last).await?;
+            named |= series.iter().any(|(labels, _)| !labels.pod.is_empty());
+            for (labels, minutes, shared) in alone(series, &sizes) {
+                let Some((key, image, since)) = pods.container(&labels) else {
+                    continue;
+                };
+                if shared {
+                    found.shared.insert(key.clone());
+                }
+                let (history, gpu) = all.entry((key, image)).or_default();
+                for (at, (used, size)) in minutes.range(since..) {
+                    history.add(*used, *at);
+                    *gpu = (*size).max(*gpu);
+                }
             }
         }
-    }
-    histories.retain(|_, (history, gpu)| history.samples() > 0 && *gpu > Mib::ZERO);
-    if histories.is_empty() {
-        server.check_labels().await?;
-    }
-    Ok(Some(objects(histories)))
-}
-
-/// An object for each workload, as the extender writes it.
-fn objects(histories: BTreeMap<Key, (History, Mib)>) -> Vec<GpuWorkload> {
-    let mut all: BTreeMap<(String, Owner), Vec<ContainerHistory>> = BTreeMap::new();
-    for (key, (history, gpu)) in histories {
-        let container = ContainerHistory::new(&key.container, &key.image, gpu, &history);
-        let containers = all.entry((key.namespace, key.workload)).or_default();
-        containers.push(container);
-    }
-    let object = |((namespace, owner), containers): ((String, Owner), _)| {
-        let mut object = GpuWorkload::new(&name_of(&owner), GpuWorkloadSpec::default());
-        object.metadata.namespace = Some(namespace);
-        object.spec.containers = newest(containers);
-        object.spec.target_ref = TargetRef {
-            kind: owner.kind,
-            name: owner.name,
-        };
-        object
-    };
-    all.into_iter().map(object).collect()
-}
-
-/// No more of these than an object may have.
-fn newest(mut containers: Vec<ContainerHistory>) -> Vec<ContainerHistory> {
-    containers.sort_by_key(|it| std::cmp::Reverse(it.history.last));
-    containers.truncate(MAX_HISTORIES);
-    containers
-}
-
-/// The object that is stored, with those histories of another that have seen more. None if it knows all that.
-pub(super) fn merged(stored: Option<GpuWorkload>, known: &GpuWorkload) -> Option<GpuWorkload> {
-    let Some(mut stored) = stored else {
-        return Some(known.clone());
-    };
-    let mut changed = false;
-    for container in &known.spec.containers {
-        let containers = &mut stored.spec.containers;
-        let is_it =
-            |it: &&mut ContainerHistory| it.name == container.name && it.image == container.image;
-        match containers.iter_mut().find(is_it) {
-            Some(it) if it.history.samples >= container.history.samples => continue,
-            Some(it) => it.clone_from(container),
-            None => containers.push(container.clone()),
+        ensure!(
+            named,
+            "{USED} names no pods in Prometheus at {}: run dcgm-exporter with DCGM_EXPORTER_KUBERNETES=true",
+            self.url
+        );
+        for ((key, image), (history, gpu)) in all {
+            if history.samples() > 0 && gpu > Mib::ZERO {
+                let history = ContainerHistory::new(&key.container, &image, gpu, &history);
+                found.histories.entry(key).or_default().push(history);
+            }
         }
-        changed = true;
+        Ok(found)
     }
-    stored.spec.containers = newest(stored.spec.containers);
-    changed.then_some(stored)
+}
+
+/// The series without the minutes in which others were on the same GPU, and whether there were any.
+fn alone(
+    series: Vec<(Labels, BTreeMap<i64, Mib>)>,
+    sizes: &HashMap<Gpu, Mib>,
+) -> Vec<(Labels, Minutes, bool)> {
+    let mut pods: HashMap<(Gpu, i64), usize> = HashMap::new();
+    for (labels, minutes) in &series {
+        for at in minutes.keys() {
+            *pods.entry((labels.gpu(), *at)).or_default() += 1;
+        }
+    }
+    let alone = series.into_iter().map(|(labels, minutes)| {
+        let all = minutes.len();
+        let size = sizes.get(&labels.gpu()).copied().unwrap_or_default();
+        let is_alone = |at: i64| pods.get(&(labels.gpu(), at)) == Some(&1);
+        let minutes = minutes.into_iter().filter(|(at, _)| is_alone(*at));
+        let minutes: Minutes = minutes.map(|(at, used)| (at, (used, size))).collect();
+        let shared = minutes.len() < all;
+        (labels, minutes, shared)
+    });
+    alone.collect()
 }
 
 impl Flags {
+    /// The server, if one is to be asked.
+    pub(super) async fn server(&self) -> Result<Option<Server<'_>>> {
+        let Some(url) = &self.url else {
+            return Ok(None);
+        };
+        let (client, flags) = (self.client(url).await?, self);
+        Ok(Some(Server { client, url, flags }))
+    }
+
     async fn client(&self, url: &Uri) -> Result<Client> {
         let scheme = url.scheme_str().unwrap_or_default();
         ensure!(
@@ -253,44 +246,48 @@ impl Flags {
 }
 
 impl Server<'_> {
-    /// What is in the braces of a query; a namespace too, if one is given.
-    fn matchers(&self, namespace: Option<&str>, more: &str) -> String {
-        let labels = self.flags.labels.iter();
-        let labels = labels.map(|it| (it.name.as_str(), it.value.as_str()));
-        let all = labels.chain(namespace.map(|it| ("namespace", it)));
-        let each = all.map(|(name, value)| format!("{name}={},", json!(value)));
-        each.collect::<String>() + more
+    /// What is in the braces of a query, with this label too.
+    fn matchers(&self, more: Option<(&str, &str)>) -> String {
+        let more = more.map(|(name, value)| format!("{name}={}", json!(value)));
+        let all = more.into_iter().chain(self.flags.labels.clone());
+        all.collect::<Vec<_>>().join(",")
     }
 
-    /// The bytes of each GPU, those included that are gone.
-    async fn sizes(&self) -> Result<HashMap<String, Mib>> {
-        let (days, matchers) = (self.flags.days, self.matchers(None, ""));
-        let query = format!(
-            "max by (gpu_uuid) (max_over_time({TOTAL}{{{matchers}}}[{days}d:1h]) or {TOTAL}{{{matchers}}})"
-        );
+    /// The size of each GPU, those included that are gone.
+    async fn sizes(&self) -> Result<HashMap<Gpu, Mib>> {
+        let (days, matchers) = (self.flags.days, self.matchers(None));
+        let size = format!("({USED}{{{matchers}}} + {FREE}{{{matchers}}})");
+        let query =
+            format!("max by (UUID, GPU_I_ID) (max_over_time({size}[{days}d:1h]) or {size})");
         let series = self.ask("query", &[("query", &query)]).await?.into_iter();
-        let sizes = series.filter_map(|it| Some((it.metric.gpu_uuid, mib(&it.value?.1)?)));
-        let sizes: HashMap<String, Mib> = sizes.collect();
+        let sizes = series.filter_map(|it| Some((it.metric.gpu(), mib(&it.value?.1)?)));
+        let sizes: HashMap<Gpu, Mib> = sizes.collect();
         ensure!(
             !sizes.is_empty(),
-            "Prometheus at {} has no {TOTAL}{{{matchers}}}: let it scrape the agents, job gpustow-agent \
-             (docs/metrics.md#scraping)",
+            "Prometheus at {} has no {USED}{{{matchers}}}: let it scrape NVIDIA's dcgm-exporter",
             self.url
         );
         Ok(sizes)
     }
 
-    /// By container: the most that it used of one GPU in each minute that ends between these times, and that GPU's size.
-    async fn peaks(
+    /// By pod, container and GPU: the most that was used of the GPU in each minute that ends between these times.
+    async fn used(
         &self,
         scope: &Scope,
         first: i64,
         last: i64,
-        sizes: &HashMap<String, Mib>,
-    ) -> Result<Vec<(Labels, BTreeMap<i64, (Mib, Mib)>)>> {
-        let matchers = self.matchers(scope.namespace.as_deref(), "");
+    ) -> Result<Vec<(Labels, BTreeMap<i64, Mib>)>> {
+        let used = |matchers| format!("max_over_time({USED}{{{matchers}}}[1m])");
+        let used = match &scope.namespace {
+            None => used(self.matchers(None)),
+            Some(namespace) => {
+                let of = |label| used(self.matchers(Some((label, namespace))));
+                format!("({} or {})", of("exported_namespace"), of("namespace"))
+            }
+        };
         let query = format!(
-            "max by (namespace, pod, container, gpu_uuid) (max_over_time({USED}{{{matchers}}}[1m])) > 0"
+            "max by (namespace, pod, container, exported_namespace, exported_pod, exported_container, UUID, GPU_I_ID) \
+             ({used}) > 0"
         );
         let (start, end) = (first.to_string(), last.to_string());
         let words = [
@@ -299,36 +296,14 @@ impl Server<'_> {
             ("end", &end),
             ("step", "60"),
         ];
-        let mut found = BTreeMap::new();
-        for series in self.ask("query_range", &words).await? {
-            let it = series.metric;
-            let size = sizes.get(&it.gpu_uuid).copied().unwrap_or_default();
-            let name = (it.namespace.clone(), it.pod.clone(), it.container.clone());
-            let (_, minutes) = found.entry(name).or_insert_with(|| (it, BTreeMap::new()));
-            for (at, bytes) in series.values {
-                let at = at as i64;
-                let Some(peak) = mib(&bytes).filter(|_| (first..=last).contains(&at)) else {
-                    continue;
-                };
-                let most: &mut (Mib, Mib) = minutes.entry(at).or_default();
-                *most = (peak, size).max(*most);
-            }
-        }
-        Ok(found.into_values().collect())
-    }
-
-    /// Nothing was found: that may be because Prometheus gave the labels of agents other names.
-    async fn check_labels(&self) -> Result<()> {
-        let matchers = self.matchers(None, "exported_pod!=\"\"");
-        let query = format!("count(last_over_time({USED}{{{matchers}}}[1h]))");
-        let renamed = self.ask("query", &[("query", &query)]).await?;
-        ensure!(
-            renamed.is_empty(),
-            "{USED} has the label exported_pod in Prometheus at {}: scrape the agents with honor_labels: true \
-             (docs/metrics.md#scraping)",
-            self.url
-        );
-        Ok(())
+        let series = self.ask("query_range", &words).await?.into_iter();
+        let found = series.map(|series| {
+            let minutes = series.values.into_iter();
+            let minutes = minutes.filter_map(|(at, used)| Some((at as i64, mib(&used)?)));
+            let minutes = minutes.filter(|(at, _)| (first..=last).contains(at));
+            (series.metric.of_pod(), minutes.collect())
+        });
+        Ok(found.collect())
     }
 
     async fn ask(&self, path: &str, words: &[(&str, &str)]) -> Result<Vec<Series>> {
@@ -370,28 +345,52 @@ impl Server<'_> {
     }
 }
 
-/// An amount in bytes, rounded up to whole MiB; none if it is no amount or zero.
-fn mib(bytes: &str) -> Option<Mib> {
-    let mib = (bytes.parse::<f64>().ok()? / f64::from(1 << 20)).ceil();
+/// An amount in MiB, rounded up; none if it is no amount or zero.
+fn mib(amount: &str) -> Option<Mib> {
+    let mib = amount.parse::<f64>().ok()?.ceil();
     (1.0..=MAX_MIB).contains(&mib).then_some(Mib(mib as u64))
+}
+
+/// A pod that has whole GPUs.
+pub(super) struct WholeGpus<'a> {
+    pub(super) object: &'a Pod,
+    /// Its containers with GPUs, and how many each has.
+    pub(super) containers: Vec<(&'a Container, u64)>,
+}
+
+impl<'a> WholeGpus<'a> {
+    /// None if it has ended, has no whole GPU, or already requests memory as `resource`.
+    pub(super) fn of(object: &'a Pod, resource: &str) -> Option<Self> {
+        let phase = object.status.as_ref().and_then(|it| it.phase.as_deref());
+        let amount = |container: &Container, name: &str| {
+            let limits = container.resources.as_ref()?.limits.as_ref()?;
+            Some(quantity::rounded_up(limits.get(name)?, 1)).filter(|gpus| *gpus > 0)
+        };
+        let all = object.spec.iter().flat_map(|spec| &spec.containers);
+        let whole = all.filter(|it| amount(it, resource).is_none());
+        let whole = whole.filter_map(|it| Some((it, amount(it, names::NVIDIA_GPU)?)));
+        let containers: Vec<_> = whole.collect();
+        let ended = matches!(phase, Some("Succeeded" | "Failed"));
+        (!ended && !containers.is_empty()).then_some(Self { object, containers })
+    }
 }
 
 /// The pods that are there, by namespace and name, and by the name from which that of others was made.
 struct Pods<'a> {
-    named: HashMap<(&'a str, &'a str), &'a PodInfo>,
-    templates: HashMap<(&'a str, &'a str), &'a PodInfo>,
+    named: HashMap<(String, String), &'a WholeGpus<'a>>,
+    templates: HashMap<(String, String), &'a WholeGpus<'a>>,
 }
 
 impl<'a> Pods<'a> {
-    fn of(cluster: &'a Cluster, scope: &Scope) -> Self {
+    fn of(pods: &'a [WholeGpus<'a>]) -> Self {
         let (mut named, mut templates) = (HashMap::new(), HashMap::new());
-        for pod in cluster.pods_in(scope) {
-            let namespace = &*pod.facts.namespace;
-            named.insert((namespace, &*pod.facts.name), pod);
+        for pod in pods {
+            let namespace = pod.object.namespace().unwrap_or_default();
+            named.insert((namespace.clone(), pod.object.name_any()), pod);
             let owners = pod.object.owner_references().iter();
             let mut owners = owners.filter(|it| it.controller == Some(true));
             let same = owners.any(|it| it.kind == "ReplicaSet" || it.kind == "Job");
-            if let Some(prefix) = pod.object.metadata.generate_name.as_deref()
+            if let Some(prefix) = pod.object.metadata.generate_name.clone()
                 && same
             {
                 templates.insert((namespace, prefix), pod);
@@ -400,39 +399,25 @@ impl<'a> Pods<'a> {
         Self { named, templates }
     }
 
-    /// The container of a series, and since when what it says is of that.
-    fn key(&self, labels: Labels) -> Option<(Key, i64)> {
-        let namespace = labels.namespace.as_str();
-        let (pod, since) = match self.named.get(&(namespace, &*labels.pod)) {
+    /// The container of a series, its image, and since when what the series says is of that.
+    fn container(&self, labels: &Labels) -> Option<(Key, String, i64)> {
+        let named = |name: &str| (labels.namespace.clone(), name.to_owned());
+        let (pod, since) = match self.named.get(&named(&labels.pod)) {
             Some(pod) => {
                 let created = pod.object.metadata.creation_timestamp.as_ref();
                 (pod, created.map_or(0, |it| it.0.as_second()))
             }
             None => {
                 // The API server adds five letters and digits.
-                let (prefix, random) = labels
-                    .pod
-                    .split_at_checked(labels.pod.len().checked_sub(5)?)?;
+                let at = labels.pod.len().checked_sub(5)?;
+                let (prefix, random) = labels.pod.split_at_checked(at)?;
                 let plain = random.bytes().all(|byte| byte.is_ascii_alphanumeric());
-                let pod = self.templates.get(&(namespace, prefix));
-                (pod.filter(|_| plain)?, 0)
+                (self.templates.get(&named(prefix)).filter(|_| plain)?, 0)
             }
         };
-        // An agent that does not know the container of a process yet says of which pod it is.
-        let name = match &*pod.facts.containers {
-            [only] if labels.container.is_empty() => only,
-            all => all.iter().find(|it| ***it == *labels.container)?,
-        };
-        let spec = pod.object.spec.as_ref()?;
-        let init = spec.init_containers.iter().flatten();
-        let mut all = init.chain(&spec.containers);
-        let container = all.find(|it| *it.name == **name)?;
-        let key = Key {
-            workload: owner::workload(&pod.object),
-            namespace: labels.namespace,
-            image: container.image.clone().unwrap_or_default(),
-            container: name.to_string(),
-        };
-        Some((key, since))
+        let mut containers = pod.containers.iter();
+        let (container, _) = containers.find(|(it, _)| it.name == labels.container)?;
+        let image = container.image.clone().unwrap_or_default();
+        Some((key(pod.object, &container.name), image, since))
     }
 }

@@ -7,17 +7,15 @@ use anyhow::{Context as _, Result, ensure};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::advise::holder;
-use crate::incidents::{Files, NOW, node, report};
+use crate::incidents::{Files, waiting};
 
-const GIB: u64 = 1 << 30;
-/// `exported`, as it is in a query.
-const RENAMED: &str = "65%78%70%6F%72%74%65%64";
-/// 2026-11-21T10:01:00Z, when the minute of [`NOW`] ends.
-const END: i64 = 1_795_255_260;
+/// MiB of a GPU.
+const GPU: u64 = 24_000;
+const GIB: u64 = 1024;
 
 /// Serves what this says of a path with its query, to those with the token `secret` if `guarded`.
 async fn serve(
@@ -57,31 +55,48 @@ fn number(query: &str, name: &str) -> i64 {
 }
 
 fn size() -> Value {
-    json!({ "metric": { "gpu_uuid": "GPU-n" }, "value": [0, (24 * GIB).to_string()] })
+    json!({ "metric": { "UUID": "GPU-n" }, "value": [0, GPU.to_string()] })
 }
 
-/// A series of a pod: so many bytes in each of the query's minutes.
-fn series(query: &str, namespace: &str, pod: &str, bytes: impl Fn(i64) -> String) -> Value {
+/// A series of a pod on a GPU: so many MiB in each of the query's minutes.
+fn on(query: &str, gpu: &str, pod: &str, mib: impl Fn(i64) -> String) -> Value {
     let minutes = (number(query, "start")..=number(query, "end")).step_by(60);
-    let values: Vec<_> = minutes.map(|at| json!([at, bytes(at)])).collect();
+    let values: Vec<_> = minutes.map(|at| json!([at, mib(at)])).collect();
     json!({
-        "metric": { "namespace": namespace, "pod": pod, "container": "main", "gpu_uuid": "GPU-n" }, "values": values,
+        "metric": { "namespace": "ops", "pod": pod, "container": "main", "UUID": gpu }, "values": values,
     })
 }
 
-/// A pod of a ReplicaSet, one of a StatefulSet, and their node.
+fn series(query: &str, pod: &str, mib: impl Fn(i64) -> String) -> Value {
+    on(query, "GPU-n", pod, mib)
+}
+
+/// The last second of what is asked for.
+fn end() -> i64 {
+    (Timestamp::now().as_second() / 60 + 1) * 60
+}
+
+/// A pod with whole GPUs, ten minutes old.
+fn holder(kind: &str, owner: &str, gpus: u64) -> Value {
+    let mut pod = waiting(&format!("{owner}-1"), "");
+    let created = Timestamp::from_second(end() - 660).map(|it| it.to_string());
+    pod["metadata"]["creationTimestamp"] = json!(created.unwrap_or_default());
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": kind, "name": owner, "uid": owner, "controller": true,
+    }]);
+    pod["spec"]["containers"][0]["image"] = json!("app:1");
+    pod["spec"]["containers"][0]["resources"] =
+        json!({ "limits": { "nvidia.com/gpu": gpus.to_string() } });
+    pod["status"] = json!({ "phase": "Running" });
+    pod
+}
+
+/// A pod of a ReplicaSet with two GPUs, and one of a StatefulSet.
 fn objects() -> Vec<Value> {
-    let mut web = holder("ReplicaSet", "web-5f9474c99c", 1, "n", 10_000);
+    let mut web = holder("ReplicaSet", "web-5f9474c99c", 2);
     web["metadata"]["generateName"] = json!("web-5f9474c99c-");
     web["metadata"]["labels"] = json!({ "pod-template-hash": "5f9474c99c" });
-    let used = ["web-5f9474c99c-1", "db-1"].map(|uid| json!({ "uid": uid, "usedMiB": 4000 }));
-    let used = json!({ "pods": used });
-    vec![
-        node("n", &json!({}), "24k"),
-        report("n", NOW, &used),
-        web,
-        holder("StatefulSet", "db", 1, "n", 10_000),
-    ]
+    vec![web, holder("StatefulSet", "db", 1)]
 }
 
 async fn rows(files: &Files, flags: &str) -> Result<Vec<Value>> {
@@ -91,25 +106,32 @@ async fn rows(files: &Files, flags: &str) -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn advice_is_read_from_prometheus_with_the_pods_that_are_gone() -> Result<()> {
+async fn containers_with_whole_gpus_are_advised_before_gpustow_is_installed() -> Result<()> {
     let address = serve(true, |query| {
         if !query.starts_with("/sub/api/v1/query_range?") {
             return success(&[size()]);
         }
         // A day of a pod that is gone, at 9 GiB once in fifty minutes; before that a week of another template.
-        let gone = |at: i64| match (at < END - 86_400, at / 60 % 50) {
+        let gone = |at: i64| match (at < end() - 86_400, at / 60 % 50) {
             (true, _) => "0".to_owned(),
             (false, 0) => (9 * GIB).to_string(),
             (false, _) => (4 * GIB).to_string(),
         };
+        let of_exporter = |mut series: Value| {
+            let labels = series["metric"].as_object().cloned().unwrap_or_default();
+            for (name, value) in labels.iter().filter(|(name, _)| *name != "UUID") {
+                series["metric"][format!("exported_{name}")] = value.clone();
+                series["metric"][name] = json!("dcgm-exporter");
+            }
+            series
+        };
         success(&[
-            series(query, "ops", "web-5f9474c99c-x2x2x", gone),
-            series(query, "ops", "web-aaaaaaaaaa-x2x2x", |_| {
+            of_exporter(series(query, "web-5f9474c99c-x2x2x", gone)),
+            on(query, "GPU-o", "web-aaaaaaaaaa-x2x2x", |_| {
                 (20 * GIB).to_string()
             }),
             // One before had this name.
-            series(query, "ops", "db-1", |_| GIB.to_string()),
-            series(query, "team", "db-1", |_| (20 * GIB).to_string()),
+            on(query, "GPU-p", "db-1", |_| GIB.to_string()),
         ])
     })
     .await?;
@@ -124,32 +146,74 @@ async fn advice_is_read_from_prometheus_with_the_pods_that_are_gone() -> Result<
     };
     assert_eq!(web["workload"], "deployment/web");
     assert_eq!(web["samples"], 1441);
-    assert_eq!(web["peakBytes"], 9 * GIB);
-    let advised = web["advisedBytes"].as_u64().unwrap_or_default();
-    assert!((4 * GIB..5 * GIB).contains(&advised), "{web:#}");
-    assert!(web["patch"].is_string(), "{web:#}");
-    // The pod is ten minutes old.
-    assert_eq!(db["samples"], 12);
-    assert_eq!(db["notes"], json!(["less than half a day of history"]));
+    let mib = |key: &str| web[key].as_u64().unwrap_or_default() >> 20;
+    assert_eq!(
+        (mib("requestedBytes"), mib("peakBytes")),
+        (2 * GPU, 18 * GIB)
+    );
+    assert!((8 * GIB..9 * GIB).contains(&mib("advisedBytes")), "{web:#}");
+    assert_eq!(mib("freesBytes"), 2 * GPU - mib("advisedBytes"));
+    let patch: Value = serde_json::from_str(web["patch"].as_str().context("no patch")?)?;
+    let template = &patch["spec"]["template"];
+    assert_eq!(
+        template["metadata"]["annotations"]["gpu-count.gpustow.dev/main"],
+        "2"
+    );
+    let amounts =
+        json!({ "nvidia.com/gpu": null, "gpustow.dev/gpu-mem": mib("advisedBytes").to_string() });
+    let resources = &template["spec"]["containers"][0]["resources"];
+    assert_eq!(
+        *resources,
+        json!({ "limits": amounts, "requests": amounts })
+    );
+    // The pod is ten minutes old, and the size of its GPU is unknown.
+    assert_eq!(db["notes"], json!(["no history yet"]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn minutes_in_which_pods_share_a_gpu_count_for_none_of_them() -> Result<()> {
+    let address = serve(false, |query| {
+        match query.starts_with("/api/v1/query_range") {
+            true => success(
+                &["web-5f9474c99c-1", "db-1"].map(|pod| series(query, pod, |_| GIB.to_string())),
+            ),
+            false => success(&[size()]),
+        }
+    })
+    .await?;
+    let files = Files::new("prometheus-shared", &objects())?;
+    let rows = rows(&files, &format!("--prometheus http://{address} -A")).await?;
+    ensure!(rows.len() == 2, "{rows:#?}");
+    for row in rows {
+        assert_eq!(
+            row["notes"][0],
+            "shares its GPU, of which dcgm-exporter tells the sum"
+        );
+        assert_eq!(row["patch"], Value::Null);
+    }
     Ok(())
 }
 
 #[tokio::test]
 async fn queries_name_the_minutes_the_namespace_and_the_labels() -> Result<()> {
     let address = serve(false, |query| {
-        let wanted = "cluster=\"a\\\"b\",region=\"eu\",namespace=\"ops\"";
+        let wanted = "exported_namespace=\"ops\",cluster=\"a,b\",region=~\"eu.*\"";
         let wanted: String = wanted.bytes().map(|it| format!("%{it:02X}")).collect();
         let is_whole = number(query, "end") - number(query, "start") == 119 * 60;
         match query.starts_with("/api/v1/query_range") {
-            true if is_whole && query.contains(&wanted) => success(&[]),
+            true if is_whole && query.contains(&wanted) => {
+                success(&[series(query, "other", |_| GIB.to_string())])
+            }
             true => (400, json!({ "error": query }).to_string()),
-            false if query.contains(RENAMED) => success(&[]),
             false => success(&[size()]),
         }
     })
     .await?;
     let files = Files::new("prometheus-queries", &objects())?;
-    let flags = format!("--prometheus http://{address} --prometheus-labels cluster=a\"b,region=eu");
+    let flags = format!(
+        "--prometheus http://{address} --prometheus-labels cluster=\"a,b\",region=~\"eu.*\""
+    );
     let rows = rows(&files, &format!("{flags} -n ops --days 1")).await?;
     let notes: Vec<_> = rows.iter().map(|it| &it["notes"]).collect();
     assert_eq!(notes, [&json!(["no history yet"]); 2]);
@@ -159,22 +223,19 @@ async fn queries_name_the_minutes_the_namespace_and_the_labels() -> Result<()> {
 #[tokio::test]
 async fn rubbish_is_no_history() -> Result<()> {
     let address = serve(false, |query| {
-        if query.contains(RENAMED) {
-            return success(&[]);
-        }
         if !query.starts_with("/api/v1/query_range") {
-            let bad = json!({ "metric": { "gpu_uuid": "GPU-n" }, "value": [0, "1e300"] });
+            let bad = json!({ "metric": { "UUID": "GPU-n" }, "value": [0, "1e300"] });
             return success(&[json!({ "metric": {} }), bad, size()]);
         }
         let rubbish = ["NaN", "+Inf", "-5", "1e300", "", "many", "0"];
         let rubbish = |at: i64| rubbish[at as usize / 60 % rubbish.len()].to_owned();
         let pod = "web-5f9474c99c-x2x2x";
-        let mut early = series(query, "ops", pod, |_| GIB.to_string());
+        let mut early = series(query, pod, |_| GIB.to_string());
         early["values"] = json!([[-1e300, GIB.to_string()], [0, GIB.to_string()]]);
         success(&[
-            series(query, "ops", pod, rubbish),
-            series(query, "ops", "äöü", |_| GIB.to_string()),
-            series(query, "ops", "web-5f9474c99c-äx", |_| GIB.to_string()),
+            on(query, "GPU-o", pod, rubbish),
+            on(query, "GPU-p", "äöü", |_| GIB.to_string()),
+            on(query, "GPU-q", "web-5f9474c99c-äx", |_| GIB.to_string()),
             early,
             json!({ "metric": { "namespace": "ops" } }),
         ])
@@ -206,13 +267,13 @@ async fn each_error_says_what_to_do() -> Result<()> {
             |_| (422, json!({ "error": "too many samples" }).to_string()),
             "422 Unprocessable Entity: too many samples",
         ),
-        (|_| success(&[]), "gpustow_gpu_memory_total_bytes"),
+        (|_| success(&[]), "dcgm-exporter"),
         (
             |query| match query.starts_with("/api/v1/query_range") {
                 true => success(&[]),
                 false => success(&[size()]),
             },
-            "honor_labels: true",
+            "DCGM_EXPORTER_KUBERNETES=true",
         ),
     ];
     for (answer, wanted) in cases {
@@ -234,15 +295,7 @@ async fn each_error_says_what_to_do() -> Result<()> {
             format!("--prometheus http://{closed} --prometheus-ca-file /none"),
             "cannot read /none",
         ),
-        (
-            format!("--prometheus http://{closed} --prometheus-labels 9=a"),
-            "no name of a label",
-        ),
-        ("--save".to_owned(), "--prometheus"),
-        (
-            format!("--prometheus http://{closed} --save"),
-            "remove --from",
-        ),
+        ("--days 3".to_owned(), "--prometheus"),
     ] {
         let said = files.ask(&format!("advise {flags}")).await;
         let said = format!("{:#}", said.err().context(flags)?);
