@@ -63,7 +63,8 @@ pub(crate) struct Uses {
 
 #[derive(Debug, Default)]
 struct Known {
-    pods: HashMap<Arc<str>, Arc<Kind>>,
+    /// By UID, with the node.
+    pods: HashMap<Arc<str>, (Option<Arc<str>>, Arc<Kind>)>,
     kinds: Interned<Kind>,
     containers: Interned<Containers>,
     /// By pod and container, with the size of the GPU.
@@ -96,7 +97,9 @@ impl Uses {
         known.containers.share(&mut kind.containers);
         let mut kind = Arc::new(kind);
         known.kinds.share(&mut kind);
-        known.pods.insert(facts.uid.clone(), kind);
+        known
+            .pods
+            .insert(facts.uid.clone(), (facts.node.clone(), kind));
     }
 
     /// A pod is gone.
@@ -110,26 +113,27 @@ impl Uses {
         self.lock().pods.retain(|uid, _| listed.contains(&**uid));
     }
 
-    /// An agent reported.
-    pub(crate) fn reported(&self, status: &GpuNodeStatus) {
+    /// The agent of this node reported. It speaks for the pods there alone, and of no more memory than a GPU has.
+    pub(crate) fn reported(&self, node: &str, status: &GpuNodeStatus) {
         let mut known = self.lock();
+        let Known { pods, peaks, .. } = &mut *known;
         for gpu in &status.gpus {
             for share in &gpu.pods {
-                let Some((uid, kind)) = known.pods.get_key_value(&*share.uid) else {
+                let Some((uid, (on, kind))) = pods.get_key_value(&*share.uid) else {
                     continue;
                 };
-                let (uid, kind) = (uid.clone(), kind.clone());
-                for used in &share.containers {
-                    let container = kind
-                        .containers
-                        .iter()
-                        .find(|(it, _)| *it.name == *used.name);
-                    let Some((container, _)) = container.filter(|_| used.peak_mib > 0) else {
+                if on.as_deref() != Some(node) {
+                    continue;
+                }
+                for used in share.containers.iter().filter(|it| it.peak_mib > 0) {
+                    let mut all = kind.containers.iter();
+                    let Some((container, _)) = all.find(|(it, _)| *it.name == *used.name) else {
                         continue;
                     };
+                    let size = Mib(gpu.total_mib);
                     let key = (uid.clone(), container.name.clone());
-                    let peak = known.peaks.entry(key).or_default();
-                    *peak = (*peak).max((Mib(used.peak_mib), Mib(gpu.total_mib)));
+                    let peak = peaks.entry(key).or_default();
+                    *peak = (*peak).max((Mib(used.peak_mib).min(size), size));
                 }
             }
         }
@@ -142,7 +146,7 @@ impl Uses {
         let mut samples: Vec<Sample> = peaks
             .into_iter()
             .filter_map(|((uid, name), (peak, gpu))| {
-                let kind = known.pods.get(&uid)?;
+                let (_, kind) = known.pods.get(&uid)?;
                 let (container, requested) =
                     kind.containers.iter().find(|(it, _)| it.name == name)?;
                 Some(Sample {
@@ -183,5 +187,37 @@ fn kind(pod: &Pod, facts: &PodFacts) -> Kind {
             owner: owner::workload(pod),
         },
         containers: containers.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpustow_api::names;
+    use serde_json::json;
+
+    #[test]
+    fn report_speaks_for_pods_of_its_own_node_and_of_no_more_than_a_gpu_has() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "namespace": "ops", "name": "web", "uid": "u" },
+            "spec": { "nodeName": "n", "containers": [
+                { "name": "main", "image": "web:1", "resources": { "limits": { names::GPU_MEM: "4000" } } },
+            ] },
+        }))
+        .unwrap();
+        let uses = Uses::default();
+        uses.know(&pod, &PodFacts::from_pod(&pod, names::GPU_MEM).unwrap());
+        let report = |peak: u64| -> GpuNodeStatus {
+            let used = json!({ "uid": "u", "usedMiB": 1, "containers": [{ "name": "main", "peakMiB": peak }] });
+            let gpu = json!({ "uuid": "GPU-0", "index": 0, "totalMiB": 24_000, "pods": [used] });
+            serde_json::from_value(json!({ "gpus": [gpu] })).unwrap()
+        };
+        let peaks = || uses.take().iter().map(|it| it.peak).collect::<Vec<_>>();
+        uses.reported("other", &report(20_000));
+        assert_eq!(peaks(), []);
+        uses.reported("n", &report(3000));
+        assert_eq!(peaks(), [Mib(3000)]);
+        uses.reported("n", &report(80_000));
+        assert_eq!(peaks(), [Mib(24_000)]);
     }
 }
