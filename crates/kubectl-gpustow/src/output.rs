@@ -159,6 +159,15 @@ impl Value {
         }
     }
 
+    /// Is it worth a line of its own?
+    fn says_something(&self) -> bool {
+        match self {
+            Self::Nothing | Self::Good(_) => false,
+            Self::Names(list) | Self::List(list) => !list.is_empty(),
+            _ => true,
+        }
+    }
+
     fn is_number(&self) -> bool {
         matches!(
             self,
@@ -297,7 +306,8 @@ impl<R> Listing<R> {
         Ok(())
     }
 
-    /// The heading, and the cells of each line with their text as wide as their column is on this screen.
+    /// The heading, and the cells of each line with their text as wide as their column is. What is too wide for this screen
+    /// comes below its row, on lines of its own.
     pub(crate) fn laid_out(&self, wide: bool, screen: Screen) -> (String, Vec<Cells>) {
         let shown = |column: &&Column<R>| match column.shown {
             Shown::Always => true,
@@ -305,27 +315,44 @@ impl<R> Listing<R> {
             Shown::Table => !wide,
             Shown::Terminal => screen.terminal,
         };
-        let mut columns: Vec<_> = self.columns.iter().filter(shown).collect();
+        let columns: Vec<_> = self.columns.iter().filter(shown).collect();
         let cells = |row: &R| columns.iter().map(|column| (column.value)(row)).collect();
-        let mut lines: Vec<Vec<Value>> = self.total.iter().chain(&self.rows).map(cells).collect();
+        let lines: Vec<Vec<Value>> = self.total.iter().chain(&self.rows).map(cells).collect();
         let width = |index: usize| {
             let cells = lines.iter().map(|line| line[index].shown().chars().count());
             cells.chain([columns[index].head.len()]).max().unwrap_or(0)
         };
-        let mut widths: Vec<usize> = (0..columns.len()).map(width).collect();
-        if let Some(limit) = screen.width.filter(|_| !wide) {
-            narrow(&mut columns, &mut lines, &mut widths, limit.into());
-        }
+        let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+        let limit = screen.width.filter(|_| !wide).map(usize::from);
+        let split = split(&columns, &lines, &widths, limit.unwrap_or(usize::MAX));
         let number = |index: usize| lines.iter().any(|line| line[index].is_number());
-        let heads = columns.iter().enumerate();
-        let heads = heads.map(|(index, it)| pad(it.head, widths[index], number(index)));
+        let heads = split.beside.iter();
+        let heads = heads.map(|&it| pad(columns[it].head, widths[it], number(it)));
         let heads = heads.collect::<Vec<_>>().join("  ");
-        let lines = lines.into_iter().map(|line| {
-            let cells = line.into_iter().zip(&widths).map(|(value, width)| {
-                let text = pad(&clipped(&value.shown(), *width), *width, value.is_number());
-                (value, text)
+        let longest = split.below.iter().map(|&it| columns[it].head.len()).max();
+        let lines = lines.into_iter().flat_map(|line| {
+            let beside = split.beside.iter().map(|&it| {
+                let text = pad(&line[it].shown(), widths[it], line[it].is_number());
+                (line[it].clone(), text)
             });
-            cells.collect()
+            let beside: Cells = beside.collect();
+            let below = split.below.iter().filter(|it| line[**it].says_something());
+            let below = below.flat_map(|&it| {
+                let indent = longest.unwrap_or(0) + 4;
+                let text = wrapped(
+                    &line[it].shown(),
+                    limit.unwrap_or(usize::MAX).saturating_sub(indent),
+                );
+                let heads = std::iter::once(columns[it].head).chain(std::iter::repeat(""));
+                let texts = heads
+                    .zip(text)
+                    .map(|(head, text)| format!("  {head:<0$}  {text}", indent - 4));
+                texts
+                    .map(|text| vec![(line[it].clone(), text)])
+                    .collect::<Vec<Cells>>()
+            });
+            let below: Vec<Cells> = below.collect();
+            std::iter::once(beside).chain(below)
         });
         (heads, lines.collect())
     }
@@ -383,58 +410,55 @@ pub(crate) fn write_value(
     out.write_all(text.as_bytes()).context("cannot write")
 }
 
-/// Makes a table no wider than `limit`, if it can: without bars and what others use, then with short models
-/// and reasons, then with a short last column.
-fn narrow<R>(
-    columns: &mut Vec<&Column<R>>,
-    lines: &mut [Vec<Value>],
-    widths: &mut Vec<usize>,
-    limit: usize,
-) {
-    let over = |widths: &[usize]| {
-        let sum: usize = widths.iter().sum();
-        (sum + 2 * widths.len().saturating_sub(1)).saturating_sub(limit)
+/// Which columns stand beside each other, and which come below a row.
+struct Split {
+    beside: Vec<usize>,
+    below: Vec<usize>,
+}
+
+/// Leaves out bars and what others use where a table is wider than `limit`. Then its texts come below the row, the last ones
+/// first; names of rows stay.
+fn split<R>(columns: &[&Column<R>], lines: &[Vec<Value>], widths: &[usize], limit: usize) -> Split {
+    let mut beside: Vec<usize> = (0..columns.len()).collect();
+    let is_over = |beside: &[usize]| {
+        let sum: usize = beside.iter().map(|it| widths[*it] + 2).sum();
+        sum.saturating_sub(2) > limit
     };
-    let optional: [fn(&&Column<R>) -> bool; 2] = [
+    let optional: [fn(&Column<R>) -> bool; 2] = [
         |it| it.shown == Shown::Terminal,
         |it| it.head == "UNMANAGED",
     ];
     for is_optional in optional {
-        let at = columns.iter().position(is_optional);
-        if let Some(at) = at.filter(|_| over(widths) > 0) {
-            columns.remove(at);
-            widths.remove(at);
-            lines.iter_mut().for_each(|line| drop(line.remove(at)));
+        if is_over(&beside) {
+            beside.retain(|it| !is_optional(columns[*it]));
         }
     }
-    let at = |head: &str| columns.iter().position(|it| it.head == head);
-    if let Some(model) = at("MODEL").filter(|_| over(widths) > 0) {
-        for line in lines.iter_mut() {
-            if let Value::Text(text) = &mut line[model] {
-                *text = text.trim_start_matches("NVIDIA ").to_owned();
-            }
-        }
-        let longest = lines.iter().map(|line| line[model].shown().chars().count());
-        widths[model] = longest.max().unwrap_or(0).max("MODEL".len());
+    let mut below = Vec::new();
+    while is_over(&beside) {
+        let is_text = |it: &usize| *it > 1 && !lines.iter().any(|line| line[*it].is_number());
+        let Some(at) = beside.iter().rposition(is_text) else {
+            break;
+        };
+        below.insert(0, beside.remove(at));
     }
-    for (column, least) in [
-        (at("HEALTH"), 14),
-        (at("MODEL"), 9),
-        (columns.len().checked_sub(1), 10),
-    ] {
-        if let Some(column) = column {
-            widths[column] -= over(widths).min(widths[column].saturating_sub(least));
-        }
-    }
+    Split { beside, below }
 }
 
-/// The text, with an ellipsis where it is cut.
-fn clipped(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
+/// The text in lines of at most so many letters, between words where that is possible.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last().map_or(0, |line| line.chars().count());
+        match lines.last_mut() {
+            Some(line) if last == 0 => line.push_str(word),
+            Some(line) if last + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
     }
-    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-    kept + "…"
+    lines
 }
 
 fn pad(text: &str, width: usize, right: bool) -> String {

@@ -12,7 +12,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
+use ratatui::widgets::{Paragraph, Wrap};
 use tokio::sync::mpsc;
 
 use crate::args::{Global, TopArgs, TopSort};
@@ -82,13 +82,13 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     let mut shown = picture(&live.now(), view)?;
     loop {
-        let mut height = 0;
-        terminal.draw(|frame| height = draw(frame, &shown, view))?;
+        let (mut lines, mut height) = (0, 0);
+        terminal.draw(|frame| (lines, height) = draw(frame, &shown, view))?;
         tokio::select! {
             _ = tick.tick() => {}
             event = keys.recv() => match event {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
-                    if !view.obey(key, shown.gpus.rows.len(), height) {
+                    if !view.obey(key, lines, height) {
                         return Ok(());
                     }
                 }
@@ -102,8 +102,8 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
 
 impl View {
     /// Does what a key says; false to end.
-    fn obey(&mut self, key: KeyEvent, rows: usize, height: usize) -> bool {
-        let last = rows.saturating_sub(height);
+    fn obey(&mut self, key: KeyEvent, lines: usize, height: usize) -> bool {
+        let last = lines.saturating_sub(height);
         match key.code {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
             KeyCode::Enter | KeyCode::Esc if self.typing => self.typing = false,
@@ -178,10 +178,12 @@ fn picture(cluster: &Cluster, view: &View) -> Result<Picture> {
     Ok(Picture { gpus, headline })
 }
 
-/// Draws, and tells how many rows fit.
-fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
+/// Draws, and tells how many lines there are and how many fit.
+fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> (usize, usize) {
+    let width = usize::from(frame.area().width).max(1);
+    let lines = picture.headline.chars().count().div_ceil(width);
     let areas = Layout::vertical([
-        Constraint::Length(1),
+        Constraint::Length(u16::try_from(lines).unwrap_or(1)),
         Constraint::Length(1),
         Constraint::Min(0),
         Constraint::Length(1),
@@ -197,7 +199,7 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     let bold = Style::default().add_modifier(Modifier::BOLD);
     let reversed = Style::default().add_modifier(Modifier::REVERSED);
     frame.render_widget(
-        Paragraph::new(Span::styled(picture.headline.as_str(), bold)),
+        Paragraph::new(Span::styled(picture.headline.as_str(), bold)).wrap(Wrap { trim: true }),
         headline,
     );
     frame.render_widget(Paragraph::new(heads).style(reversed), head);
@@ -216,7 +218,7 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
         format!("{place}  by {sort}  filter: {}  {HELP}", view.filter)
     };
     frame.render_widget(Paragraph::new(status).style(reversed), foot);
-    height
+    (count, height)
 }
 
 fn line(row: Cells, colour: bool) -> Line<'static> {
@@ -296,7 +298,7 @@ mod tests {
                 sort_by: None,
             };
             lists::gpus(&cluster, None)?.print(&output, screen, &mut printed)?;
-            for line in String::from_utf8(printed)?.lines() {
+            for line in String::from_utf8(printed)?.lines().take(20) {
                 assert!(shown.contains(line), "{shown}\n{line}");
             }
         }
@@ -317,11 +319,11 @@ mod tests {
         let cluster = cluster().await?;
         let mut view = all_by_node();
         let press =
-            |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 11, 5);
+            |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 18, 5);
         assert!(press(&mut view, KeyCode::End));
         let end = drawn(&picture(&cluster, &view)?, &view)?;
         assert!(end.contains("t4-0") && !end.contains("a100-0 "), "{end}");
-        assert!(end.contains("7-11 of 11  by node"), "{end}");
+        assert!(end.contains("14-18 of 18  by node"), "{end}");
 
         press(&mut view, KeyCode::Home);
         press(&mut view, KeyCode::Char('s'));

@@ -105,11 +105,14 @@ async fn lists_can_be_narrowed_and_ordered() -> Result<()> {
         ..Screen::default()
     };
     golden_on(screen, "gpus-80.txt", "gpus", Answer::Yes).await?;
-    let (_, narrow) = output("gpus", screen).await?;
-    ensure!(
-        narrow.lines().all(|line| line.chars().count() <= 80),
-        "{narrow}"
-    );
+    golden_on(screen, "check-80.txt", "check", Answer::No).await?;
+    for command in ["gpus", "check"] {
+        let (_, narrow) = output(command, screen).await?;
+        ensure!(
+            narrow.lines().all(|line| line.chars().count() <= 80) && !narrow.contains('…'),
+            "{narrow}"
+        );
+    }
     golden(
         "pods-of-namespace.txt",
         "pods -n team-b --no-headers",
