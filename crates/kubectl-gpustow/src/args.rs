@@ -23,7 +23,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ),
     ("Ask about a pod", &["why", "fit"]),
     ("Plan", &["adopt", "advise", "whatif", "defrag"]),
-    ("Find what is wrong", &["check"]),
+    ("Find what is wrong", &["check", "version"]),
     ("Set up", &["capacity", "completion"]),
 ];
 
@@ -243,6 +243,9 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Versions of this program, of gpustow in the cluster, and of Kubernetes
+    #[command(after_help = "Examples:\n  kubectl gpustow version")]
+    Version,
     /// What autoscalers must be told of nodes that are not there yet
     ///
     /// A row for each instance type of the cluster, and for each that you describe: how many MiB pods may hold of the

@@ -16,6 +16,7 @@ mod output;
 mod selector;
 mod top;
 mod ui;
+mod version;
 mod whatif;
 mod why;
 
@@ -91,6 +92,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         }
         Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),
         Command::Check { output } => check::run(&*cluster().await?).print(&output, screen, out),
+        Command::Version => version::run(cluster().await, out),
         Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,
         Command::Ui(ui) => Box::pin(ui::run(&global, &ui, out)).await,
         Command::Completion(completion) => completion::run(&completion, out),

@@ -11,7 +11,7 @@ const BUDGETS: [(&str, &[&str], usize); 16] = [
     ("ledger", &["crates/ledger"], 15_240),
     ("extender", &["."], 8_490),
     ("testkit", &["crates/testkit"], 7_040),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_245),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_275),
     ("agent", &["crates/agent"], 5_595),
     ("api", &["crates/api"], 4_100),
     ("sim", &["crates/sim"], 4_040),

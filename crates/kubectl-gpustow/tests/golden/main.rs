@@ -18,6 +18,7 @@ mod sampling;
 mod settings;
 mod sharers;
 mod ui;
+mod version;
 mod why;
 
 use std::fs;
