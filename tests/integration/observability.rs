@@ -121,6 +121,7 @@ async fn the_agents_metrics_are_as_prometheus_likes_them() -> Result<()> {
         "gpustow_gpu_info{driver_version=\"580.1\",gpu=\"0\",gpu_uuid=",
         "gpustow_gpu_memory_total_bytes{",
         "gpustow_gpu_memory_reserved_bytes{",
+        "gpustow_gpu_memory_capacity_bytes{",
         "gpustow_gpu_memory_used_bytes{",
         "gpustow_gpu_memory_unmanaged_bytes{",
         "gpustow_gpu_healthy{",

@@ -27,6 +27,7 @@ use crate::state::{Seen, State};
 #[derive(Debug, Default)]
 struct Snapshot {
     driver: String,
+    headroom: Mib,
     cards: Vec<Seen>,
     shares: Vec<Share>,
     owners: Vec<(String, &'static str, f64)>,
@@ -154,6 +155,7 @@ impl Metrics {
         let driver = driver.unwrap_or_default().to_owned();
         let snapshot = Arc::new(Snapshot {
             driver,
+            headroom: state.headroom(),
             cards,
             shares,
             owners,
@@ -250,6 +252,16 @@ impl Metrics {
              plugin's GPU; unmanaged is what other processes use",
             ["node", "gpu_uuid", "owner"],
             owners,
+        )?;
+        let capacity = snapshot.cards.iter().map(|seen| {
+            let labels = [self.node.clone(), seen.gpu.uuid.clone()];
+            (labels, bytes(seen.gpu.capacity(snapshot.headroom)))
+        });
+        scrape.gauges(
+            "gpustow_gpu_memory_capacity_bytes",
+            "Memory of the GPU that pods may hold: without what the driver keeps and the agent's headroom",
+            ["node", "gpu_uuid"],
+            capacity,
         )?;
         let limits = snapshot.cards.iter().map(|seen| {
             let word = seen.gpu.memory_limit.as_deref().unwrap_or_default();
@@ -428,6 +440,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         .snapshot
         .lock()
         .unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+        headroom: Mib::ZERO,
         driver: ANY.to_owned(),
         cards: cards.collect(),
         shares: vec![share],

@@ -159,6 +159,11 @@ impl State {
             .collect()
     }
 
+    /// What is kept free of each GPU.
+    pub(crate) fn headroom(&self) -> Mib {
+        self.settings.headroom
+    }
+
     /// What was seen of the limits that the driver holds.
     #[must_use]
     pub fn limits(&self) -> &limits::Seen {

@@ -185,7 +185,7 @@ pub(crate) enum Command {
     /// What workloads should request, by what they used
     ///
     /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
-    /// these free. GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
+    /// these free. EMPTY-GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
     /// as whatif does. Containers with a note that speaks against the advice free nothing. JSON and YAML have a
     /// patch. With --prometheus it needs no gpustow in the cluster: it advises containers that request nvidia.com/gpu.
     /// Nothing is written to the cluster.

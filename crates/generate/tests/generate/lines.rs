@@ -12,7 +12,7 @@ const BUDGETS: [(&str, &[&str], usize); 16] = [
     ("extender", &["."], 8_490),
     ("testkit", &["crates/testkit"], 7_040),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_275),
-    ("agent", &["crates/agent"], 5_595),
+    ("agent", &["crates/agent"], 5_610),
     ("api", &["crates/api"], 4_100),
     ("sim", &["crates/sim"], 4_040),
     ("pack", &["crates/pack"], 2_430),

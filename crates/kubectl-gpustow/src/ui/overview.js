@@ -69,13 +69,13 @@ export function draw(nodes, shown) {
     fill: [0, 1, 2, 3, 4].map((step) => style(`--fill${step}`)),
   };
   let failed = 0;
-  let silent = 0;
+  let barred = 0;
   columns = nodes.map((node, index) => {
     const column = { node, x: (index % across) * wide, y: Math.floor(index / across) * pitch };
     pen.globalAlpha = shown(node) ? 1 : 0.15;
     node.data.gpus.forEach((gpu, place) => {
       paint(pen, gpu, node.data.state, column.x, column.y + place * side, colours);
-      if (gpu.sick === "agent silent") silent += 1;
+      if (gpu.sick && gpu.sick === node.data.state) barred += 1;
       else if (gpu.sick) failed += 1;
     });
     return column;
@@ -84,7 +84,7 @@ export function draw(nodes, shown) {
   $("cell").textContent ||= "A column per node, a cell per GPU. Click to jump to the node.";
   if (at && document.activeElement === canvas) mark(pen, colours.mark);
   const bad = nodes.filter(({ data }) => isBad(data)).length;
-  canvas.ariaLabel = `Overview of ${nodes.length} nodes, ${bad} with problems: ${failed} failed GPUs, ${silent} of silent agents. ` +
+  canvas.ariaLabel = `Overview of ${nodes.length} nodes, ${bad} with problems: ${failed} failed GPUs, ${barred} on nodes that take no pods. ` +
     "Arrows move, Enter goes to the node";
 }
 
