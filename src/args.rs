@@ -13,7 +13,7 @@ use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
 use crate::webhook::WebhookArgs;
 
-/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag has an environment variable. The
+/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all has an environment variable. The
 /// GpustowConfig named gpustow holds what applies to the whole cluster
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]

@@ -4,9 +4,13 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::names;
 use gpustow_generate::files;
 use gpustow_generate::reference::pages;
+use serde_json::Value;
+
+use crate::root;
 
 /// What `gpustow-generate --check` complains of.
 fn complaint(args: &[&str]) -> Result<String> {
@@ -44,5 +48,27 @@ fn a_stale_tree_is_told_where_and_how_to_mend() -> Result<()> {
     let first = complaint.lines().next();
     let wanted = "Error: core/crd.yaml:1 is stale: run `make generate`";
     assert_eq!(first, Some(wanted));
+    Ok(())
+}
+
+/// Each field of sections of a configuration.
+fn fields(spec: &Value) -> Vec<String> {
+    let sections = spec.as_object().into_iter().flatten();
+    let each = sections.flat_map(|(section, fields)| {
+        let fields = fields.as_object().into_iter().flatten();
+        fields.map(move |(field, _)| format!("{section}.{field}"))
+    });
+    each.collect()
+}
+
+#[test]
+fn the_default_configuration_spells_out_every_field() -> Result<()> {
+    let text = fs::read_to_string(root().join("manifests/config/default.yaml"))?;
+    let mut object: Value = serde_yaml::from_str(&text)?;
+    let spec = object["spec"].take();
+    let defaults = serde_json::to_value(GpustowConfigSpec::default())?;
+    assert_eq!(fields(&spec), fields(&defaults));
+    let spec: GpustowConfigSpec = serde_json::from_value(spec)?;
+    assert_eq!(serde_json::to_value(spec)?, defaults);
     Ok(())
 }
