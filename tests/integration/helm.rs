@@ -225,6 +225,20 @@ async fn a_value_that_the_chart_does_not_have_is_refused() -> Result<()> {
     Ok(())
 }
 
+/// The command of docs/upgrade.md, with a kind that differs from what Helm installed.
+async fn applies_a_changed_kind(cluster: &ControlPlane) -> Result<()> {
+    let page = std::fs::read_to_string(repository("docs/upgrade.md"))?;
+    let mut commands = page.lines().map(str::trim);
+    let command = commands.find(|it| it.starts_with("kubectl ") && it.ends_with("config-crd.yaml"));
+    let mut words: Vec<&str> = command.context("no command")?.split(' ').skip(1).collect();
+    let kind = words.pop().context("no file")?;
+    let changed = std::fs::read_to_string(repository(kind))?.replace("How long", "The time");
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), changed)?;
+    words.push(file.path().to_str().context("path")?);
+    cluster.kubectl(&words).await.map(drop)
+}
+
 /// What must be as before, whatever is done to gpustow.
 async fn kept(client: &Client, case: &Case, objects: usize) -> Result<Vec<String>> {
     let mut all = Vec::new();
@@ -279,6 +293,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     ensure!(policy().await? == "binpack");
     run(&["rollback", "gpustow", "1"]).await?;
     ensure!(policy().await? == "tight");
+    applies_a_changed_kind(&cluster).await?;
     assert_eq!(kept(&client, &case, 2).await?, before);
 
     let kinds = "customresourcedefinitions,clusterroles,clusterrolebindings,\
