@@ -106,10 +106,7 @@ impl Ledger {
             _ => {
                 self.release(uid);
                 self.sight(now).check(node).map_err(refusal)?;
-                let choice = self
-                    .sight(now)
-                    .choose(node, pod, request)
-                    .map_err(refusal)?;
+                let choice = self.sight(now).choose(node, pod).map_err(refusal)?;
                 let deadline = now + self.config.reservation_ttl;
                 self.reserve(pod, node, request, &choice, deadline);
             }

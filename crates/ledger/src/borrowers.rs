@@ -15,7 +15,6 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::maps::HashMap;
-use crate::queue::Earmark;
 use crate::sight::Sight;
 
 /// The longest that the victims' own time to end puts a deadline off.
@@ -184,26 +183,6 @@ impl Sight<'_> {
         let pods = victims.iter().filter_map(|uid| self.books.pod(uid));
         let longest = pods.map(|pod| pod.grace).max().unwrap_or_default();
         Duration::from_secs(longest.into()).min(LONGEST_GRACE)
-    }
-
-    /// What these victims of a reclaim are about to give back on a card.
-    pub(crate) fn coming_back(
-        &self,
-        node: &Node,
-        gpu: &gpustow_api::gpunode::Gpu,
-        earmark: &Earmark,
-        gone: impl Fn(&str) -> bool,
-    ) -> Mib {
-        let comes = |uid: &Uid| {
-            let pod = self.books.pod(uid);
-            earmark.waits_for().contains(uid)
-                && !gone(uid)
-                && !pod.is_some_and(|pod| self.is_late(pod))
-        };
-        let victims = node
-            .borrowers(gpu)
-            .filter(|(uid, ..)| earmark.has(&gpu.uuid) && comes(uid));
-        victims.map(|(_, held, used)| used.minus(held)).sum()
     }
 }
 

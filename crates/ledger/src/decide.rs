@@ -6,13 +6,13 @@ use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
 use gpustow_pack::{Choice, Cost, Refusal, Request};
 
-use crate::beside::is_host_kept;
 use crate::books::{AssumedPod, Gate, Node};
 use crate::budget::Budget;
 use crate::gangs::Shortfall;
 use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
 use crate::sight::Sight;
+use crate::trial::Host;
 use crate::{Ledger, Reason};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
@@ -131,10 +131,11 @@ impl Ledger {
         let tried = self.queue.tried(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
-        let mut take = |name: &'a str, cost, averse: bool| {
+        let mut take = |ledger: &Self, name: &'a str, (cost, tainted)| {
             if seat.as_ref().is_some_and(|seat| !seat.is_on(name)) {
                 return;
             }
+            let averse = ledger.sight(now).is_averse(name, tainted, ask.tolerates);
             let tried = tried.is_some_and(|tried| tried.has(name));
             let key = (tried, averse, cost, name);
             match feasible.first_mut() {
@@ -164,11 +165,7 @@ impl Ledger {
             }
             let found = self.cost(slot, name, ask.pod, class, now, &mut remembered);
             match seated(name, found) {
-                Ok((cost, tainted)) => take(
-                    name,
-                    cost,
-                    self.sight(now).is_averse(name, tainted, ask.tolerates),
-                ),
+                Ok(found) => take(self, name, found),
                 Err(Reason::NotYet) => unknown.push((slot, name)),
                 Err(reason) => refused.push((name, reason)),
             }
@@ -178,11 +175,7 @@ impl Ledger {
         for (slot, name) in unknown {
             let found = self.cost(slot, name, ask.pod, class, now, &mut budget);
             match seated(name, found) {
-                Ok((cost, tainted)) => take(
-                    name,
-                    cost,
-                    self.sight(now).is_averse(name, tainted, ask.tolerates),
-                ),
+                Ok(found) => take(self, name, found),
                 Err(reason) => {
                     refused.push((name, reason));
                     if reason == Reason::NotYet {
@@ -200,8 +193,7 @@ impl Ledger {
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
                 self.queue.ask_again(uid);
-            }
-            if stopped.is_none() {
+            } else {
                 let cured = |why| {
                     matches!(
                         why,
@@ -234,7 +226,7 @@ impl Ledger {
         }
         let choice = match seat {
             Some(seat) => Ok(seat.into_choice()),
-            None => self.sight(now).choose(best, ask.pod, &request),
+            None => self.sight(now).choose(best, ask.pod),
         };
         match choice {
             Ok(choice) => {
@@ -345,10 +337,9 @@ impl Ledger {
         let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let is_ruled = request.rules.is_some();
-        let is_kept =
-            || self.queue.keeps_room() && self.sight(now).others_kept(name, pod).next().is_some();
+        let is_kept = || self.queue.keeps_room() && self.sight(now).is_kept_from(name, pod);
         if is_ruled || is_kept() {
-            let choice = self.sight(now).choose_within(name, pod, request, budget)?;
+            let choice = self.sight(now).trial().choose(pod, name, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
         let cost = self.scores.cost(class, slot, request, budget)?;
@@ -366,10 +357,9 @@ impl Sight<'_> {
         budget: &mut Budget,
     ) -> Option<(Cost, bool)> {
         let gate = self.enter(self.scores.slot(name)?).ok()?;
-        let node = self.books.node(name)?;
-        let gone = |uid: &str| *uid == *pod.uid;
-        let view = self.view_without(name, node, pod, gone, budget).ok()?;
-        let choice = self.fit_on(name, node, &view, pod, gone, budget).ok()?;
+        let mut trial = self.trial();
+        trial.leave([pod.uid.clone()]);
+        let choice = trial.fit(pod, name, None, Host::Beside, budget).ok()?;
         Some((choice.cost, gate.is_tainted()))
     }
 
@@ -389,35 +379,8 @@ impl Sight<'_> {
     }
 
     /// The placement on one node, as [`Ledger::cost`] saw it.
-    pub(crate) fn choose(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        request: &Request,
-    ) -> Result<Choice, Reason> {
-        let mut unbounded = Budget::all();
-        self.choose_within(name, pod, request, &mut unbounded)
-    }
-
-    pub(crate) fn choose_within(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        request: &Request,
-        budget: &mut Budget,
-    ) -> Result<Choice, Reason> {
-        let node = self.books.node(name).ok_or(Reason::NoReport)?;
-        let choice = self.fit_on(name, node, node.view(), pod, |_| false, budget)?;
-        match self.beside_kept(name, node, pod, |_| false, budget)? {
-            Some(view) if is_host_kept(&view, node.view(), request) => {
-                Err(self.kept_because(name, pod))
-            }
-            Some(view) => match self.fit_on(name, node, &view, pod, |_| false, budget) {
-                Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
-                found => found,
-            },
-            None => Ok(choice),
-        }
+    pub(crate) fn choose(&self, name: &str, pod: &PodFacts) -> Result<Choice, Reason> {
+        self.trial().choose(pod, name, &mut Budget::all())
     }
 
     /// Does the node rank last, because it is emptied, or has soft taints that the pod does not tolerate?

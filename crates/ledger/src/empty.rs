@@ -9,7 +9,6 @@
 //! Pods of DaemonSets and kubelets that request no GPU memory stay. Any other pod that may not move keeps the node as it
 //! is. What an autoscaler may remove is not known here.
 
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,7 +56,14 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// The emptiest node with a plan.
-    fn due(&mut self, sight: &Sight<'_>, budget: &mut Budget) -> Option<Arc<str>> {
+    fn due(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Option<Arc<str>> {
+        let mut budget = Budget::of_look();
+        let due = self.next(sight, &mut budget);
+        *spent += budget.spent();
+        due
+    }
+
+    fn next(&mut self, sight: &Sight<'_>, budget: &mut Budget) -> Option<Arc<str>> {
         if self.left.is_empty() && self.next <= sight.now {
             self.next = sight.now + PAUSE;
             let rests = |name: &str| self.rests.get(name).is_some_and(|it| it.0 > sight.now);
@@ -97,12 +103,7 @@ impl Ledger {
         if !self.sight(now).may_empty() || self.queue.awaits_replacements() {
             return None;
         }
-        let mut rounds = take(&mut self.emptying);
-        let mut budget = Budget::of_look();
-        let due = rounds.due(&self.sight(now), &mut budget);
-        self.emptying = rounds;
-        self.count_spent(budget.spent());
-        due
+        self.turn(|it| &mut it.emptying, now, Rounds::due)
     }
 
     /// Begins to empty the node that [`Ledger::due_to_empty`] named, and keeps the room for all replacements. False if more
@@ -137,7 +138,7 @@ impl Ledger {
     pub fn would_empty(&self, now: Duration) -> Option<Emptying> {
         let sight = self.sight(now);
         let mut budget = Budget::of_look();
-        let first = Rounds::default().due(&sight, &mut budget);
+        let first = Rounds::default().next(&sight, &mut budget);
         let node = first.filter(|_| sight.may_empty())?;
         let moves = sight.moves_off_node(&node, &mut budget)?;
         Some(Emptying { node, moves })
@@ -146,7 +147,26 @@ impl Ledger {
     /// The node that is emptied, as long as that is of use and harms no pod.
     #[must_use]
     pub fn emptying(&self, now: Duration) -> Option<Emptying> {
-        self.sight(now).emptying()
+        let sight = self.sight(now);
+        let (name, kept) = self.queue.emptied().filter(|_| sight.may_empty())?;
+        let node = sight.may_be_emptied(name)?;
+        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
+        pods.sort_unstable_by_key(|pod| &pod.uid);
+        let moves = pods.into_iter().map(|pod| {
+            let earmark = kept.get(&pod.uid).filter(|_| sight.may_leave(pod))?;
+            sight.check(earmark.node()).ok()?;
+            Some(Move {
+                pod: pod.clone(),
+                from: pod.assignment.as_ref()?.as_ref().ok()?.charges.clone(),
+                node: earmark.node().clone(),
+                cards: earmark.cards().to_vec(),
+            })
+        });
+        Some(Emptying {
+            node: name.clone(),
+            moves: moves.collect::<Option<_>>()?,
+        })
     }
 }
 
@@ -158,7 +178,7 @@ impl Sight<'_> {
             pod.is_some_and(|pod| self.queue.left_emptied(pod))
         };
         let is_on = self.config.moves && self.config.empties;
-        is_on && self.queue.turns().all(|turn| comes(turn.uid()))
+        is_on && self.queue.waiting().turns().all(|turn| comes(turn.uid()))
     }
 
     /// The nodes that could be emptied, by what they hold, the emptiest last.
@@ -217,28 +237,6 @@ impl Sight<'_> {
         let holds = pod.requests_memory() && matches!(pod.assignment, Some(Ok(_)));
         let ends = pod.deleting || pod.released;
         pod.evictable.is_some() && is_alone && holds && !pod.tied && !ends && ran >= STEADY
-    }
-
-    fn emptying(&self) -> Option<Emptying> {
-        let (name, kept) = self.queue.emptied().filter(|_| self.may_empty())?;
-        let node = self.may_be_emptied(name)?;
-        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
-        let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
-        pods.sort_unstable_by_key(|pod| &pod.uid);
-        let moves = pods.into_iter().map(|pod| {
-            let earmark = kept.get(&pod.uid).filter(|_| self.may_leave(pod))?;
-            self.check(earmark.node()).ok()?;
-            Some(Move {
-                pod: pod.clone(),
-                from: pod.assignment.as_ref()?.as_ref().ok()?.charges.clone(),
-                node: earmark.node().clone(),
-                cards: earmark.cards().to_vec(),
-            })
-        });
-        Some(Emptying {
-            node: name.clone(),
-            moves: moves.collect::<Option<_>>()?,
-        })
     }
 }
 

@@ -8,6 +8,7 @@ use gpustow_pack::{Choice, Mib, Refusal};
 
 use crate::budget::Budget;
 use crate::sight::Sight;
+use crate::trial::Host;
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -20,9 +21,7 @@ impl Ledger {
     pub fn explain(&self, pod: &PodFacts, node: &str, now: Duration) -> Result<Choice, Reason> {
         let sight = self.sight(now);
         sight.check(node)?;
-        let request = pod.asks.readable();
-        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        let choice = sight.choose(node, pod, request);
+        let choice = sight.choose(node, pod);
         choice.map_err(|reason| sight.told(pod, node, reason))
     }
 
@@ -75,11 +74,9 @@ impl Sight<'_> {
         if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
             return false;
         }
-        let mut view = node.view().clone();
-        for (card, gpu) in view.cards.iter_mut().zip(node.gpus()) {
-            card.usable = gpu.healthy;
-        }
+        let mut trial = self.trial().keeping_nothing();
+        trial.uncordon(name, pod);
         let all = &mut Budget::all();
-        self.fit_on(name, node, &view, pod, |_| false, all).is_ok()
+        trial.fits(pod, name, Host::Beside, all) == Some(true)
     }
 }

@@ -15,7 +15,6 @@ mod planning;
 mod search;
 
 use std::cmp::Reverse;
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,11 +24,11 @@ use gpustow_pack::{Choice, Mib, Request};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::late::ended_on;
 use crate::maps::HashSet;
 use crate::means::{self, Means, Reserved};
 use crate::queue::{Beneficiary, Cause, Earmark, Ended, Evidence};
 use crate::sight::Sight;
+use crate::trial::{Host, Trial};
 
 pub use moves::{Move, Moves};
 use moving::Step;
@@ -114,6 +113,8 @@ struct Site<'a> {
     node: &'a Node,
     /// Those who leave already.
     leaving: HashSet<Uid>,
+    /// So do those that the last report shows and that are bound there no more.
+    ended: bool,
 }
 
 impl Ledger {
@@ -139,10 +140,7 @@ impl Ledger {
         if !self.config.preempt_fragmented {
             return Vec::new();
         }
-        let mut seen = take(&mut self.fragmented);
-        let mut looked = seen.search(&self.sight(now));
-        self.fragmented = seen;
-        self.count_spent(looked.spent);
+        let mut looked = self.turn(|it| &mut it.fragmented, now, Seen::search);
         self.waits.note_cut(&mut looked.cut);
         for (uid, open) in looked.open {
             self.queue.ask_for_evidence(&uid, open, now);
@@ -170,14 +168,15 @@ impl Ledger {
         if let Some(found) = self.preempt_for_gang(uid, broken, now) {
             return found;
         }
-        let (mut seen, mut spent) = (take(&mut self.fragmented), 0);
-        let chosen = seen.choose(uid, broken, &self.sight(now), &mut spent);
-        self.fragmented = seen;
-        self.count_spent(spent);
+        let chosen = self.turn(
+            |it| &mut it.fragmented,
+            now,
+            |seen, sight, spent| seen.choose(uid, broken, sight, spent),
+        );
         let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
-        self.pursue::<Preempt>(&pod, plan, now);
+        self.pursue::<Preempt>(&pod.uid, plan, now);
         self.fragmented.note_looked(&pod.uid, began);
         true
     }
@@ -189,27 +188,25 @@ impl Ledger {
         if !self.config.moves || self.queue.all_evictions().iter().any(moving) {
             return None;
         }
-        let (mut tries, mut spent) = (take(&mut self.moving), 0);
-        let due = tries.due(&self.sight(now), &mut spent);
-        self.moving = tries;
-        self.count_spent(spent);
-        due
+        self.turn(|it| &mut it.moving, now, Tries::due)
     }
 
     /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and no pod whose end would break
     /// a disruption budget, and keeps the room for it and for their replacements. False if there is no such plan, or if the
     /// search goes on: the next look names the pod again.
     pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        let mut tries = take(&mut self.moving);
-        let search = tries.take(uid, &self.sight(now));
-        let Some(search) = search else {
-            self.moving = tries;
+        let found = self.turn(
+            |it| &mut it.moving,
+            now,
+            |tries, sight, spent| {
+                let search = tries.take(uid, sight)?;
+                let (pod, began) = (search.pod.clone(), search.began());
+                Some((pod, began, tries.go_on(search, broken, most, sight, spent)))
+            },
+        );
+        let Some((pod, began, step)) = found else {
             return false;
         };
-        let (pod, began, mut spent) = (search.pod.clone(), search.began(), 0);
-        let step = tries.go_on(search, broken, most, &self.sight(now), &mut spent);
-        self.moving = tries;
-        self.count_spent(spent);
         match step {
             Step::NotNow => {}
             Step::Nothing => self.queue.all_tried(&pod, Cause::Defragment, now),
@@ -233,7 +230,7 @@ impl Ledger {
             waits_for: moves.moves.iter().map(|it| it.pod.uid.clone()).collect(),
             overtakes: Vec::new(),
         };
-        self.pursue::<Defragment>(pod, plan, now);
+        self.pursue::<Defragment>(&pod.uid, plan, now);
         self.fragmented.note_looked(&pod.uid, began);
         self.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()), now);
     }
@@ -275,7 +272,7 @@ impl Ledger {
     /// What would give room to a pod that waits for pieces; none if nothing would.
     #[must_use]
     pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
-        self.sight(now).moves_for(pod)
+        self.sight(now).moves_within(pod, &mut Budget::of_plan())
     }
 
     /// Who is to end now, and for whom.
@@ -336,10 +333,7 @@ impl Ledger {
         let Some(earmark) = self.queue.eviction_for(uid) else {
             return;
         };
-        let wants = |pod: &Arc<PodFacts>| {
-            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
-            same && pod.may_be_placed() && self.books.assumed(uid).is_none()
-        };
+        let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
         let pod = self.books.pod(uid).cloned().filter(wants);
         let how = match pod {
             None => Ended::Gone,
@@ -374,7 +368,7 @@ impl Sight<'_> {
     fn needed(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Arc<PodFacts>>> {
         let name = earmark.node();
         let mut site = self.site(pod, name)?;
-        site.leaving.extend(ended_on(site.node));
+        site.ended = true;
         if self.evidence(pod, name) == Evidence::Rejected {
             return None;
         }
@@ -390,8 +384,7 @@ impl Sight<'_> {
         let mut chosen: Vec<_> = chosen.filter(|pod| !pod.deleting).collect();
         chosen.sort_unstable_by_key(|pod| importance(pod));
         let mut budget = Budget::of(self.config);
-        let only = |card| cards.contains(&card);
-        let (victims, _) = self.reprieve(&site, &chosen, &[], &only, &mut budget)?;
+        let (victims, _) = self.reprieve(&site, &chosen, &[], Some(&cards), &mut budget)?;
         Some(victims)
     }
 
@@ -402,18 +395,16 @@ impl Sight<'_> {
         broken: usize,
         choice: &Choice,
     ) -> Option<Plan> {
-        let charges = choice.placement.charges.iter();
-        let cards = charges.map(|&(card, mib)| (site.node.uuid(card).into(), mib));
         Some(Plan {
             rank: Rank::of(&victims, broken),
             node: self.books.named_node(site.name)?.0.clone(),
-            cards: cards.collect(),
+            cards: site.node.by_uuid(&choice.placement.charges),
             waits_for: victims.iter().map(|pod| pod.uid.clone()).collect(),
             overtakes: Vec::new(),
         })
     }
 
-    /// Who of these, given in order of importance, must end for the pod to fit on the cards that `only` accepts,
+    /// Who of these, given in order of importance, must end for the pod to fit on these cards,
     /// and where it then fits: all of them, less those, the protected first, then the most important, without whose
     /// end it fits. None if it does not fit though all end, or if that took too long to tell.
     fn reprieve(
@@ -421,50 +412,32 @@ impl Sight<'_> {
         site: &Site<'_>,
         others: &[Arc<PodFacts>],
         protected: &[Uid],
-        only: &dyn Fn(usize) -> bool,
+        only: Option<&[usize]>,
         budget: &mut Budget,
     ) -> Option<(Vec<Arc<PodFacts>>, Choice)> {
-        let mut gone = site.leaving.clone();
-        gone.extend(others.iter().map(|pod| pod.uid.clone()));
-        let mut choice = self.fits_on(site, &gone, only, budget)?;
+        let mut trial = self.trial().without_ended(site.ended);
+        trial.leave(site.leaving.iter().cloned());
+        trial.leave(others.iter().map(|pod| pod.uid.clone()));
+        let fit = |trial: &mut Trial<'_>, budget: &mut Budget| {
+            let found = trial.fit(site.pod, site.name, only, Host::Whole, budget);
+            found.ok()
+        };
+        let mut choice = fit(&mut trial, budget)?;
         let (first, then): (Vec<_>, Vec<_>) =
             others.iter().partition(|pod| protected.contains(&pod.uid));
         let mut victims = Vec::new();
         for other in first.into_iter().chain(then) {
-            gone.swap_remove(&other.uid);
-            match self.fits_on(site, &gone, only, budget) {
+            trial.stay(&other.uid);
+            match fit(&mut trial, budget) {
                 Some(better) => choice = better,
                 None if budget.is_spent() => return None,
                 None => {
-                    gone.insert(other.uid.clone());
+                    trial.leave([other.uid.clone()]);
                     victims.push(other.clone());
                 }
             }
         }
         Some((victims, choice))
-    }
-
-    fn fits_on(
-        &self,
-        site: &Site<'_>,
-        gone: &HashSet<Uid>,
-        only: &dyn Fn(usize) -> bool,
-        budget: &mut Budget,
-    ) -> Option<Choice> {
-        let gone = |uid: &str| gone.contains(uid);
-        let view = self.view_without(site.name, site.node, site.pod, gone, budget);
-        let mut view = view.ok()?;
-        for (index, card) in view.cards.iter_mut().enumerate() {
-            card.usable &= only(index);
-        }
-        let (cpu, ram) = (site.request.cpu_milli, site.request.ram);
-        if view.cpu_free_milli < cpu || view.ram_free < ram {
-            return None;
-        }
-        let Site {
-            name, node, pod, ..
-        } = site;
-        self.fit_on(name, node, &view, pod, gone, budget).ok()
     }
 
     /// The node, if it may be thought of at all.
@@ -477,6 +450,7 @@ impl Sight<'_> {
             name,
             node: node?,
             leaving: self.leaving(name),
+            ended: false,
         })
     }
 }

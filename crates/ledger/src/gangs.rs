@@ -15,7 +15,6 @@ mod roll;
 mod rules;
 mod search;
 mod shortfall;
-mod sites;
 mod victims;
 mod view;
 mod waits;
@@ -412,11 +411,9 @@ impl Ledger {
             let Some(known) = self.books.node(&node) else {
                 continue;
             };
-            let charges = choice.placement.charges.iter();
-            let cards = charges.map(|&(card, mib)| (known.uuid(card).into(), mib));
+            let cards = known.by_uuid(&choice.placement.charges);
             let here = victims.extract_if(.., |it| it.node.as_ref() == Some(&node));
             let here: Vec<Uid> = here.map(|it| it.uid.clone()).collect();
-            let cards = cards.collect();
             earmarks.push((&pod.uid, node, request, cards, here));
         }
         // Those that finish beside others on nodes where no pod of the gang goes.

@@ -13,10 +13,10 @@ use gpustow_api::gpunode::{Gpu, PodUse};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::maps::HashSet;
 use crate::preempt::asked_in_sum;
 use crate::queue::{Earmark, Evidence};
 use crate::sight::Sight;
+use crate::trial::Host;
 
 impl Ledger {
     /// kube-scheduler asked for victims for the pod and got none, because the pod will fit on this node when earlier
@@ -103,46 +103,38 @@ impl Ledger {
     /// enough nodes pass its own filters. The pod is woken for such a node.
     #[must_use]
     pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
-        let request = pod.asks.request()?;
         let may_be_unshown = self.queue.may_be_unshown(&pod.uid)?;
-        let mut budget = self.budget();
-        let mut nodes = self.books.nodes().filter(|(name, _)| {
+        let (sight, mut budget) = (self.sight(now), self.budget());
+        let mut nodes = self.books.nodes().map(|(name, _)| name);
+        let node = nodes.find(|name| {
             may_be_unshown(name)
-                && self.sight(now).evidence(pod, name) == Evidence::Unknown
-                && self.sight(now).may_fit(name, pod)
+                && sight.evidence(pod, name) == Evidence::Unknown
+                && sight.may_fit(name, pod)
+                && sight.trial().choose(pod, name, &mut budget).is_ok()
         });
-        let node = nodes.find(|(name, _)| {
-            let choice = self
-                .sight(now)
-                .choose_within(name, pod, request, &mut budget);
-            choice.is_ok()
-        });
-        node.map(|(name, _)| name.clone())
+        node.cloned()
     }
 }
 
 impl Sight<'_> {
     fn fits_without(&self, pod: &PodFacts, name: &str, leaving: &[Uid], ended: bool) -> bool {
-        let Some(node) = self.books.node(name) else {
+        let may = self.check(name).is_ok() && !self.books.is_unfenced(&pod.uid);
+        let Some(node) = self.books.node(name).filter(|_| may) else {
             return false;
         };
-        if self.check(name).is_err() || self.books.is_unfenced(&pod.uid) {
-            return false;
-        }
-        let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
-        // A pod that was woken for the room may not come. That is no reason to evict pods elsewhere.
-        gone.extend(self.queue.woken_for(name, self.now).cloned());
+        let mut trial = self.trial().without_ended(ended);
         if ended {
-            gone.extend(ended_on(node));
-            gone.extend(self.assumed_below(node, pod.priority));
+            trial.leave(self.assumed_below(node, pod.priority));
             // Victims of the extender's own plan leave too, though the caller's list may be older than their eviction.
             let own = self.queue.eviction_for(&pod.uid);
             let own = own.filter(|it| **it.node() == *name);
-            gone.extend(own.into_iter().flat_map(Earmark::waits_for).cloned());
+            trial.leave(own.into_iter().flat_map(Earmark::waits_for).cloned());
         }
-        let mut budget = Budget::of(self.config);
-        let after = self.fits_after(name, node, pod, &gone, &mut budget);
-        after.is_some_and(|view| view.is_some())
+        trial.leave(leaving.iter().chain([&pod.uid]).cloned());
+        // A pod that was woken for the room may not come. That is no reason to evict pods elsewhere.
+        trial.leave(self.queue.woken_for(name, self.now).cloned());
+        let budget = &mut Budget::of(self.config);
+        trial.fits(pod, name, Host::Beside, budget) == Some(true)
     }
 
     /// Will the pod fit where kube-scheduler had others evicted for it, when all of these are gone?
@@ -164,10 +156,10 @@ impl Sight<'_> {
     }
 }
 
-/// Pods whose memory the last report shows and that are bound to the node no more.
-pub(crate) fn ended_on(node: &Node) -> impl Iterator<Item = Arc<str>> {
-    let all = node.gpus().iter().flat_map(|gpu| ended_in(node, gpu));
-    all.map(|shown| Arc::from(shown.uid.as_str()))
+/// Does the last report show memory of the pod, which is bound to the node no more?
+pub(crate) fn has_ended(node: &Node, uid: &str) -> bool {
+    let shown = node.gpus().iter().flat_map(|gpu| &gpu.pods);
+    !node.bound().contains_key(uid) && shown.into_iter().any(|it| it.uid == uid)
 }
 
 /// What the last report shows of a GPU that pods use which are bound to the node no more.

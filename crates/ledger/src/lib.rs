@@ -48,9 +48,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod among;
 mod asleep;
-mod beside;
 mod bind;
 mod books;
 mod borrowers;
@@ -81,15 +79,18 @@ mod scores;
 mod shortage;
 mod sight;
 mod snapshot;
+mod trial;
 mod wake;
 mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use books::{Books, Change, Event};
 use queue::Queue;
 use scores::Scores;
+use sight::Sight;
 
 pub use asleep::News;
 pub use bind::{BindRefusal, Outcome};
@@ -120,7 +121,7 @@ pub struct Ledger {
     queue: Queue,
     over: over_limit::Seen,
     placing: reservations::Seen,
-    calling: reclaim::Seen,
+    calling: round::Round<reclaim::Rank>,
     asked: borrowers::Asked,
     fragmented: fragmented::Seen,
     moving: fragmented::Tries,
@@ -147,22 +148,22 @@ impl Ledger {
             books: Books::new(config.stale_after, config.of_views()),
             scores: Scores::new(config.policy),
             queue: Queue::new(config.queue),
-            over: over_limit::Seen::default(),
-            placing: reservations::Seen::default(),
-            calling: reclaim::Seen::default(),
-            asked: borrowers::Asked::default(),
-            fragmented: fragmented::Seen::default(),
-            moving: fragmented::Tries::default(),
-            emptying: empty::Rounds::default(),
-            gangs: gangs::Cycles::default(),
-            waits: gangs::Waits::default(),
-            arriving: provision::Arriving::default(),
-            unanswered: provision::Unanswered::default(),
-            lacks: provision::Lacks::default(),
-            news_after: None,
-            unix: None,
-            work: AtomicU64::default(),
+            ..Self::default()
         }
+    }
+
+    /// A part that goes on from look to look has its turn; what that costs is counted.
+    fn turn<S: Default, T>(
+        &mut self,
+        part: fn(&mut Self) -> &mut S,
+        now: Duration,
+        look: impl FnOnce(&mut S, &Sight<'_>, &mut u64) -> T,
+    ) -> T {
+        let (mut state, mut spent) = (std::mem::take(part(self)), 0);
+        let found = look(&mut state, &self.sight(now), &mut spent);
+        *part(self) = state;
+        self.count_spent(spent);
+        found
     }
 
     /// Lets scores and queue follow what has changed in the books.

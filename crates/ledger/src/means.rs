@@ -99,6 +99,12 @@ pub enum NotNow {
 }
 
 impl Sight<'_> {
+    /// Does the pod want still what was earmarked for it?
+    pub(crate) fn wants(&self, pod: &PodFacts, earmark: &Earmark) -> bool {
+        let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
+        same && pod.may_be_placed() && self.books.assumed(&pod.uid).is_none()
+    }
+
     /// Why a means makes no room for the pod, if that follows from the pod. How old it must be is asked elsewhere.
     pub(crate) fn not_now(&self, means: Cause, pod: &PodFacts) -> Option<NotNow> {
         let of_gang = || {
@@ -130,8 +136,9 @@ impl Sight<'_> {
 
 impl Ledger {
     /// Earmarks the room of a plan for the pod.
-    pub(super) fn pursue<M: Means>(&mut self, pod: &PodFacts, plan: Plan<M::Rank>, now: Duration) {
-        let Some(request) = pod.asks.request() else {
+    pub(super) fn pursue<M: Means>(&mut self, uid: &Uid, plan: Plan<M::Rank>, now: Duration) {
+        let pod = self.books.pod(uid);
+        let Some(request) = pod.and_then(|pod| pod.asks.request().cloned()) else {
             return;
         };
         for other in &plan.overtakes {
@@ -144,7 +151,7 @@ impl Ledger {
             waits_for,
             ..
         } = plan;
-        let earmark = Earmark::of_cards(&node, M::CAUSE, request, cards, waits_for, until);
-        self.queue.put(&pod.uid, earmark, &self.books);
+        let earmark = Earmark::of_cards(&node, M::CAUSE, &request, cards, waits_for, until);
+        self.queue.put(uid, earmark, &self.books);
     }
 }

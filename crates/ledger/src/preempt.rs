@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{NodeGpus, Request};
+use gpustow_pack::Request;
 
-use crate::beside::is_host_kept;
-use crate::books::Node;
+use crate::Ledger;
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::sight::Sight;
-use crate::{Ledger, Reason};
+use crate::trial::Host;
 
 /// Pods to evict beyond those that kube-scheduler chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,28 +67,17 @@ impl Ledger {
             return Vec::new();
         };
         let asked = asked_in_sum(request);
-        let pods = node.facts().and_then(|facts| facts.pods);
-        let mut does = |gone: &HashSet<Arc<str>>| {
-            let Some(Some(view)) = self.sight(now).fits_after(name, node, pod, gone, budget) else {
-                return false;
-            };
-            let left = node.left_in_sum(&view, |uid| !gone.contains(uid)).0;
-            let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
-            let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
-            request.cpu_milli <= view.cpu_free_milli
-                && request.ram <= view.ram_free
-                && asked <= left
-                && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
-        };
-        let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
+        let mut trial = self.sight(now).trial();
+        trial.leave(victims.iter().chain(added).chain([&pod.uid]).cloned());
         let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
         let mut spared = Vec::new();
         for uid in victims.iter().filter(here) {
-            gone.swap_remove(uid);
-            if does(&gone) {
+            trial.stay(uid);
+            let in_sum = node.left_in_sum(node.view(), |uid| !trial.has_left(uid));
+            if asked <= in_sum.0 && trial.fits(pod, name, Host::Whole, budget) == Some(true) {
                 spared.push(uid.clone());
             } else {
-                gone.insert(uid.clone());
+                trial.leave([uid.clone()]);
             }
         }
         spared
@@ -122,16 +110,13 @@ impl Sight<'_> {
             return None;
         }
         budget.charge(node.bound().len());
-        let mut fits = |gone: &HashSet<Arc<str>>| {
-            let after = self.fits_after(name, node, pod, gone, budget);
-            after.map(|view| view.is_some())
-        };
-        let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
-        if fits(&gone)? {
+        let mut trial = self.trial();
+        trial.leave(victims.iter().chain([&pod.uid]).cloned());
+        if trial.fits(pod, name, Host::Beside, budget)? {
             return Some(Victims::default());
         }
         let mut others = self.books.evictable(name, pod.priority);
-        others.retain(|pod| !gone.contains(&pod.uid));
+        others.retain(|pod| !victims.contains(&pod.uid));
         others.sort_unstable_by_key(|pod| {
             (
                 protected(&pod.uid),
@@ -144,20 +129,20 @@ impl Sight<'_> {
         let mut others = others.iter();
         loop {
             let other = others.next()?;
-            gone.insert(other.uid.clone());
+            trial.leave([other.uid.clone()]);
             added.push(other);
-            if fits(&gone)? {
+            if trial.fits(pod, name, Host::Beside, budget)? {
                 break;
             }
         }
         // Spare the most precious first, as the scheduler does with its own victims.
         let mut spared = HashSet::default();
-        for pod in added.iter().rev() {
-            gone.swap_remove(&pod.uid);
-            if fits(&gone)? {
-                spared.insert(pod.uid.clone());
+        for other in added.iter().rev() {
+            trial.stay(&other.uid);
+            if trial.fits(pod, name, Host::Beside, budget)? {
+                spared.insert(other.uid.clone());
             } else {
-                gone.insert(pod.uid.clone());
+                trial.leave([other.uid.clone()]);
             }
         }
         let needed = || added.iter().filter(|pod| !spared.contains(&pod.uid));
@@ -166,35 +151,6 @@ impl Sight<'_> {
             uids: needed().map(|pod| pod.uid.clone()).collect(),
             protected: i64::try_from(count).unwrap_or(i64::MAX),
         })
-    }
-
-    /// The node for `pod` once these are gone, if the pod fits there then; none if that cannot be told
-    /// within the budget.
-    pub(crate) fn fits_after(
-        &self,
-        name: &str,
-        node: &Node,
-        pod: &PodFacts,
-        gone: &HashSet<Arc<str>>,
-        budget: &mut Budget,
-    ) -> Option<Option<NodeGpus>> {
-        let request = pod.asks.request()?;
-        let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
-        let view = match self.beside_kept(name, node, pod, gone, budget).ok()? {
-            Some(left) => {
-                let free = node.view_of(|uid| !gone(uid));
-                if is_host_kept(&left, &free, request) {
-                    return Some(None);
-                }
-                left
-            }
-            None => node.view_of(|uid| !gone(uid)),
-        };
-        match self.fit_on(name, node, &view, pod, gone, budget) {
-            Ok(_) => Some(Some(view)),
-            Err(Reason::NotYet) => None,
-            Err(_) => Some(None),
-        }
     }
 }
 

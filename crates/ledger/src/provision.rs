@@ -192,7 +192,7 @@ impl Sight<'_> {
     ) -> Vec<Need> {
         let named = present.iter().flat_map(|it| it.stands_for.iter());
         let named: HashSet<&Uid> = named.flat_map(|uids| uids.iter()).collect();
-        let mut turns: Vec<&Turn> = self.queue.turns().collect();
+        let mut turns: Vec<&Turn> = self.queue.waiting().turns().collect();
         turns.sort_unstable_by_key(|turn| (!named.contains(turn.uid()), *turn));
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
         let mut budget = Budget::of_look();
@@ -270,7 +270,7 @@ impl Sight<'_> {
         let mut names = self.books.with_room(least.unwrap_or_default());
         names.any(|name| {
             budget.charge(1);
-            budget.is_spent() || self.may_take(name, pod, request, arriving, budget)
+            budget.is_spent() || self.may_take(name, pod, arriving, budget)
         })
     }
 
@@ -278,7 +278,6 @@ impl Sight<'_> {
         &self,
         name: &Arc<str>,
         pod: &PodFacts,
-        request: &Request,
         arriving: &HashSet<Arc<str>>,
         budget: &mut Budget,
     ) -> bool {
@@ -294,7 +293,7 @@ impl Sight<'_> {
             && node.gate().is_stale(self.now, lately) == Some(false)
             && refused.is_none()
             && !matches!(
-                self.choose_within(name, pod, request, budget),
+                self.trial().choose(pod, name, budget),
                 Err(reason) if reason != Reason::NotYet
             )
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
+use gpustow_pack::{Cost, Mib, Refusal};
 
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
@@ -21,6 +21,7 @@ use crate::means::{Means, Reserved};
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
+use crate::trial::Host;
 use crate::{Ledger, Reason};
 
 /// A pod that uses more of a card than it asked for.
@@ -38,14 +39,6 @@ pub struct Borrower {
 
 /// What is missing of cards, by their index in the view.
 type Missing = Vec<(usize, Mib)>;
-
-/// What looks at pods that wait remember; lost at a restart without harm.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    round: Round<Plan>,
-    /// What looks have cost so far.
-    spent: u64,
-}
 
 /// Has pods give back what they use beyond their requests.
 pub(crate) struct Reclaim;
@@ -89,19 +82,13 @@ impl Ledger {
         self.call_more_back(now);
     }
 
-    /// What [`Ledger::reclaim`] has cost so far in looks for pods that wait, in GPUs looked at.
-    #[must_use]
-    pub fn work_on_reclaims(&self) -> u64 {
-        self.calling.spent
-    }
-
     /// Goes on with the search for pods that wait: the first of each kind.
     fn call_more_back(&mut self, now: Duration) {
         if self.books.lending().is_empty() {
-            self.calling.round = Round::default();
+            self.calling = Round::default();
             return;
         }
-        let mut round = take(&mut self.calling.round);
+        let mut round = take(&mut self.calling);
         if round.is_over() {
             let may = |uid: &str| self.sight(now).may_reclaim(uid).is_some();
             round = Round::of(self.queue.without_room(usize::MAX, may));
@@ -116,16 +103,10 @@ impl Ledger {
             },
             |uid, name, budget| self.sight(now).offer_of_borrowers(uid, name, budget),
         ) {
-            let found = match found {
-                // It may be some looks old.
-                Offer::Plan(plan) => {
-                    self.sight(now)
-                        .offer_of_borrowers(&uid, &plan.node, &mut budget)
-                }
-                found => found,
-            };
             match found {
-                Offer::Plan(plan) if !plan.rank.is_unknown => self.begin_reclaim(&uid, plan, now),
+                Offer::Plan(plan) if !plan.rank.is_unknown => {
+                    self.pursue::<Reclaim>(&uid, plan, now)
+                }
                 Offer::Plan(plan) => {
                     let sight = self.sight(now);
                     let open = sight.books.pod(&uid);
@@ -142,14 +123,8 @@ impl Ledger {
                 Offer::Fits => {}
             }
         }
-        self.calling.round = round;
-        self.calling.spent += budget.spent();
-    }
-
-    fn begin_reclaim(&mut self, uid: &Uid, plan: Plan, now: Duration) {
-        if let Some(pod) = self.books.pod(uid).cloned() {
-            self.pursue::<Reclaim>(&pod, plan, now);
-        }
+        self.calling = round;
+        self.count_spent(budget.spent());
     }
 
     /// What is reclaimed now, and from whom.
@@ -161,36 +136,28 @@ impl Ledger {
             .collect()
     }
 
-    /// Calls memory back for a pod that was refused on all of these nodes. False if none of them has any for
-    /// it, or the pod has another way.
-    pub(crate) fn reclaim_for(
-        &mut self,
-        pod: &PodFacts,
-        candidates: &[&str],
-        now: Duration,
-    ) -> bool {
-        let Some(request) = self.sight(now).may_reclaim_for(pod) else {
-            return false;
-        };
+    /// Calls memory back for a pod that was refused on all of these nodes, unless the pod has another way.
+    pub(crate) fn reclaim_for(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
+        if !self.sight(now).may_reclaim_for(pod) {
+            return;
+        }
         // Where the candidates are too many for a call, a look compares them all.
         let mut budget = Budget::of_call();
         let mut best: Option<Plan> = None;
         for name in candidates {
             if budget.is_spent() {
-                return false;
+                return;
             }
             let sight = self.sight(now);
             let plan = match sight.awaits_others(pod, name) {
                 true => None,
-                false => sight.plan(pod, &request, name, &mut budget),
+                false => sight.plan_reclaim(pod, name, &mut budget),
             };
             best = best.into_iter().chain(plan).min();
         }
-        let Some(plan) = best else {
-            return false;
-        };
-        self.begin_reclaim(&pod.uid, plan, now);
-        true
+        if let Some(plan) = best {
+            self.pursue::<Reclaim>(&pod.uid, plan, now);
+        }
     }
 
     /// One reclaim goes on, with others if need be, or ends.
@@ -200,10 +167,7 @@ impl Ledger {
         };
         let (name, asked) = (earmark.node(), earmark.waits_for());
         let pod = self.books.pod(uid).cloned();
-        let wants = |pod: &Arc<PodFacts>| {
-            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
-            same && pod.may_be_placed() && self.books.assumed(uid).is_none()
-        };
+        let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
         let Some(pod) = pod.filter(wants) else {
             self.queue.end(uid, Ended::Gone, &self.books);
             return;
@@ -245,11 +209,11 @@ impl Ledger {
 impl Sight<'_> {
     fn may_reclaim(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let pod = self.asleep(uid)?;
-        self.may_reclaim_for(&pod).map(|_| pod)
+        self.may_reclaim_for(&pod).then_some(pod)
     }
 
     /// What the borrowers of a node could leave to a pod that waits.
-    fn offer_of_borrowers(&self, uid: &Uid, name: &Arc<str>, budget: &mut Budget) -> Offer<Plan> {
+    fn offer_of_borrowers(&self, uid: &Uid, name: &Arc<str>, budget: &mut Budget) -> Offer<Rank> {
         let Some(pod) = self.without_room_on(name, self.may_reclaim(uid), budget) else {
             return Offer::Fits;
         };
@@ -257,18 +221,17 @@ impl Sight<'_> {
             if self.books.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
-            let request = pod.asks.request()?;
             let continues = pod.reserved_on.as_ref() == Some(name);
             let offered = match self.evidence(&pod, name) {
                 Evidence::Offered | Evidence::Short => true,
                 Evidence::Unknown | Evidence::Outdated | Evidence::Awaited => continues,
                 Evidence::Rejected => return None,
             };
-            let mut plan = self.plan(&pod, request, name, budget)?;
+            let mut plan = self.plan_reclaim(&pod, name, budget)?;
             (plan.rank.is_unknown, plan.rank.is_new) = (!offered, !continues);
             Some(plan)
         };
-        plan().map_or(Offer::Nothing, Offer::Plan)
+        Offer::of(plan())
     }
 
     pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
@@ -322,34 +285,22 @@ impl Sight<'_> {
         }
     }
 
-    /// What the pod asks for, if memory may be reclaimed for it.
-    fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
-        let request = pod.asks.request()?;
-        let known = self.books.pod(&pod.uid)?;
+    /// May memory be reclaimed for the pod?
+    fn may_reclaim_for(&self, pod: &PodFacts) -> bool {
+        let Some(known) = self.books.pod(&pod.uid) else {
+            return false;
+        };
         // Otherwise every GPU with borrowers would be tried before preemption has its turn.
         let yields = self.config.preempt_fragmented
             && known.preempts
             && self.queue.yields_reclaim(&pod.uid, self.now);
-        let may = self.config.reclaim
+        self.config.reclaim
+            && pod.asks.request().is_some()
             && self.has_waited(pod, self.config.reclaim_after)
             && !self.queue.is_nominated(pod)
             && known.asks == pod.asks
             && !yields
-            && self.not_now(Cause::Reclaim, known).is_none();
-        may.then(|| request.clone())
-    }
-
-    /// The best plan of all nodes, whatever kube-scheduler said of them.
-    pub(crate) fn plan_reclaim(
-        &self,
-        pod: &PodFacts,
-        budget: &mut Budget,
-    ) -> Option<(Arc<str>, Vec<Uid>)> {
-        let request = pod.asks.request()?;
-        let nodes = self.books.nodes().map(|(name, _)| name);
-        let nodes = nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none());
-        let plans = nodes.filter_map(|name| self.plan(pod, request, name, budget));
-        plans.min().map(|plan| (plan.node, plan.waits_for))
+            && self.not_now(Cause::Reclaim, known).is_none()
     }
 
     /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
@@ -371,9 +322,9 @@ impl Sight<'_> {
 
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
     pub(crate) fn fits_now_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
-        let Some(request) = pod.asks.request() else {
+        if pod.asks.request().is_none() {
             return true;
-        };
+        }
         // Of a node that is gone the report may be there still: nobody is bound to it.
         let is_there = self
             .books
@@ -383,19 +334,19 @@ impl Sight<'_> {
             && self.may_fit(name, pod)
             && self.evidence(pod, name) != Evidence::Rejected
             && !matches!(
-                self.choose_within(name, pod, request, budget),
+                self.trial().choose(pod, name, budget),
                 Err(reason) if reason != Reason::NotYet
             )
     }
 
     /// Who would have to give memory back on this node for the pod.
-    fn plan(
+    pub(crate) fn plan_reclaim(
         &self,
         pod: &PodFacts,
-        request: &Arc<Request>,
         name: &str,
         budget: &mut Budget,
     ) -> Option<Plan> {
+        let request = pod.asks.request()?;
         let (name, node) = self.books.named_node(name)?;
         if !node.lends() || self.check(name).is_err() {
             return None;
@@ -405,23 +356,18 @@ impl Sight<'_> {
             !called.iter().any(|it| it.has(uuid))
                 && !self.queue.avoids_card(&pod.uid, Cause::Reclaim, uuid)
         };
-        budget.charge_view(node);
-        let mut view = node.view_without_loans(|_| true, is_free);
-        self.take_kept(&mut view, name, node, pod, |_| false, budget)
-            .ok()?;
+        let repaid = node.gpus().iter().map(|gpu| Arc::from(gpu.uuid.as_str()));
+        let mut trial = self.trial().repaid(repaid.filter(|uuid| is_free(uuid)));
         // Which GPU packs best says nothing of who has to give back there.
         let one_gpu = matches!(request.claims.as_slice(), [claim] if claim.gpus == 1);
-        let views: Vec<NodeGpus> = match one_gpu {
-            true => (0..view.cards.len())
-                .map(|card| alone(&view, card))
-                .collect(),
-            false => vec![view],
+        let parts: Vec<Option<[usize; 1]>> = match one_gpu {
+            true => (0..node.gpus().len()).map(|card| Some([card])).collect(),
+            false => vec![None],
         };
-        let plans = views.iter().filter_map(|view| {
-            let choice = self.fit_on(name, node, view, pod, |_| false, budget).ok()?;
-            let charges = choice.placement.charges.iter();
-            let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
-            let cards: Vec<(Arc<str>, Mib)> = cards.collect();
+        let plans = parts.iter().filter_map(|part| {
+            let only = part.as_ref().map(|card| &card[..]);
+            let choice = trial.fit(pod, name, only, Host::Beside, budget).ok()?;
+            let cards = node.by_uuid(&choice.placement.charges);
             let missing = self.missing(pod, name, node, &cards, false, budget)?;
             let victims = self.choose_borrowers(node, &missing, &[], false)?;
             let rank = Rank {
@@ -456,8 +402,9 @@ impl Sight<'_> {
     ) -> Option<Missing> {
         let request = pod.asks.request()?;
         let charges = node.charges(cards);
-        let view = self.view_without(name, node, pod, |_| false, budget);
-        let view = view.ok().filter(|_| charges.len() == cards.len())?;
+        let mut trial = self.trial();
+        let left = trial.left(pod, name, budget).ok();
+        let view = left.filter(|_| charges.len() == cards.len())?.view();
         let left = |card: usize| {
             let gpu = node.gpus().get(card).filter(|_| ended);
             let gone = gpu.into_iter().flat_map(|gpu| ended_in(node, gpu));
@@ -471,13 +418,4 @@ impl Sight<'_> {
         };
         charges.into_iter().map(missing).collect()
     }
-}
-
-/// The node, with this card alone.
-fn alone(view: &NodeGpus, card: usize) -> NodeGpus {
-    let mut view = view.clone();
-    for (index, other) in view.cards.iter_mut().enumerate() {
-        other.usable &= index == card;
-    }
-    view
 }

@@ -8,9 +8,8 @@ use gpustow_api::PodFacts;
 use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::means::NotNow;
+use crate::means::{NotNow, Plan};
 use crate::queue::Cause;
-use crate::round::Offer;
 use crate::sight::Sight;
 
 /// The means by which room is made for a pod that waits, the mildest first.
@@ -90,12 +89,15 @@ impl Sight<'_> {
         if let Some(until) = self.queue.backs_off(pod, means, self.now) {
             return Pursuit::BackingOff(until);
         }
-        let mut budget = Budget::of_plan();
+        let budget = &mut Budget::of_plan();
+        // Whatever kube-scheduler said of the nodes.
+        let nodes = self.books.nodes().map(|(name, _)| name);
+        let open = nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none());
         let found = match means {
-            Cause::Reclaim => self.plan_reclaim(pod, &mut budget),
-            Cause::Defragment => self.plan_defragment(pod, &mut budget),
-            Cause::Preempt => self.plan_preempt(pod, &mut budget),
-            _ => self.plan_reserve(pod, &mut budget),
+            Cause::Reclaim => best(open.filter_map(|name| self.plan_reclaim(pod, name, budget))),
+            Cause::Defragment => self.plan_defragment(pod, budget),
+            Cause::Preempt => best(open.filter_map(|name| self.plan_preempt(pod, name, budget))),
+            _ => self.plan_reserve(pod, budget),
         };
         match found {
             Some((node, pods)) => Pursuit::Plan { node, pods },
@@ -121,13 +123,8 @@ impl Sight<'_> {
         pod: &PodFacts,
         budget: &mut Budget,
     ) -> Option<(Arc<str>, Vec<Uid>)> {
-        let plans = self.books.nodes().filter_map(|(name, _)| {
-            match self.place_on_node(pod, name, budget) {
-                Offer::Plan(plan) => Some(plan),
-                Offer::Nothing | Offer::Fits => None,
-            }
-        });
-        plans.min().map(|plan| (plan.node, plan.waits_for))
+        let nodes = self.books.nodes();
+        best(nodes.filter_map(|(name, _)| self.place_on_node(pod, name, budget)))
     }
 
     fn plan_defragment(
@@ -139,4 +136,8 @@ impl Sight<'_> {
         let pods = moves.moves.iter().map(|it| it.pod.uid.clone());
         Some((moves.node, pods.collect()))
     }
+}
+
+fn best<R: Ord>(plans: impl Iterator<Item = Plan<R>>) -> Option<(Arc<str>, Vec<Uid>)> {
+    plans.min().map(|plan| (plan.node, plan.waits_for))
 }

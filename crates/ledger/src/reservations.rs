@@ -30,7 +30,7 @@ use crate::means::Reserved;
 use crate::queue::{Cause, Ended, Turn};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
-use plan::{Plan, Reserve};
+use plan::Reserve;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
@@ -41,15 +41,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(960);
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// The search for pods without one.
-    round: Round<Plan>,
+    round: Round<plan::Rank>,
     /// The search for a better one.
-    compared: Round<Plan>,
+    compared: Round<plan::Rank>,
     /// Since when all of it has been free.
     free: HashMap<Uid, Duration>,
     /// Pods that did not come though all was free.
     absent: HashMap<Uid, Absent>,
-    /// What looks have cost so far.
-    spent: u64,
 }
 
 /// A pod that did not come.
@@ -91,12 +89,6 @@ impl Ledger {
         Ended::GIVEN_UP.iter().map(|how| self.given_up(*how)).sum()
     }
 
-    /// What [`Ledger::keep_reservations`] has cost so far, in GPUs looked at.
-    #[must_use]
-    pub fn work_on_reservations(&self) -> u64 {
-        self.placing.spent
-    }
-
     /// Goes on with the search for pods that have none.
     fn reserve_places(&mut self, after: Duration, unix: i64, now: Duration) {
         let mut round = take(&mut self.placing.round);
@@ -109,27 +101,19 @@ impl Ledger {
             |uid| self.nodes_for(uid, after, unix, now),
             |uid, name, budget| self.sight(now).offer_of_node(uid, name, budget),
         ) {
-            let plan = match found {
-                // It may be some looks old.
-                Offer::Plan(plan) => {
-                    match self.sight(now).offer_of_node(&uid, &plan.node, &mut budget) {
-                        Offer::Plan(plan) => plan,
-                        _ => continue,
-                    }
-                }
+            match found {
+                Offer::Plan(plan) => self.pursue::<Reserve>(&uid, plan, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
                         self.queue.all_tried(pod, Cause::Reserve, now);
                     }
-                    continue;
                 }
-                Offer::Fits => continue,
-            };
-            self.keep_reservation(&uid, plan, now);
+                Offer::Fits => {}
+            }
         }
         self.placing.round = round;
-        self.placing.spent += budget.spent();
+        self.count_spent(budget.spent());
     }
 
     /// The reservations of now.
@@ -339,14 +323,14 @@ impl Ledger {
             };
             let charges = node.charges(cards);
             let sight = self.sight(now);
-            let (ends, missing) = sight.ends(name, node, pod, &charges);
-            if missing == Mib::ZERO && !sight.is_awaited_by_gang(pod) {
+            let ends = sight.ends(name, node, pod, &charges);
+            if ends.are_over() && !sight.is_awaited_by_gang(pod) {
                 self.wait_for_pod(&uid, now);
             } else {
                 self.placing.free.swap_remove(&uid);
-                let nearer = missing == Mib::ZERO || ends.len() < earmark.waits_for().len();
+                let nearer = ends.are_over() || ends.pods.len() < earmark.waits_for().len();
                 let until = nearer.then_some(now + self.config.keep_for);
-                self.queue.reservation_nearer(&uid, ends, until);
+                self.queue.reservation_nearer(&uid, ends.pods, until);
             }
         }
     }
@@ -366,29 +350,21 @@ impl Ledger {
                 Some(others.filter(|name| *name != here).cloned().collect())
             },
             |uid, name, budget| match self.books.pod(uid) {
-                Some(pod) => self.sight(now).place_on_node(pod, name, budget),
+                Some(pod) => Offer::of(self.sight(now).place_on_node(pod, name, budget)),
                 None => Offer::Nothing,
             },
         );
         self.placing.compared = round;
         if let Some((uid, Offer::Plan(plan))) = found
-            && let (Some(pod), Some(earmark)) =
-                (self.books.pod(&uid), self.queue.reservation_for(&uid))
+            && let Some(earmark) = self.queue.reservation_for(&uid)
             && *earmark.node() != plan.node
-            && let Offer::Plan(plan) = self.sight(now).place_on_node(pod, &plan.node, &mut budget)
             && plan.overtakes.is_empty()
             && plan.waits_for.len() < earmark.waits_for().len()
         {
             self.queue.end(&uid, Ended::Better, &self.books);
-            self.keep_reservation(&uid, plan, now);
+            self.pursue::<Reserve>(&uid, plan, now);
         }
-        self.placing.spent += budget.spent();
-    }
-
-    fn keep_reservation(&mut self, uid: &Uid, plan: Plan, now: Duration) {
-        if let Some(pod) = self.books.pod(uid).cloned() {
-            self.pursue::<Reserve>(&pod, plan, now);
-        }
+        self.count_spent(budget.spent());
     }
 }
 
@@ -456,14 +432,14 @@ impl Sight<'_> {
         let Some((open, wanted)) = self.open_of_gang(pod) else {
             return false;
         };
-        let missing = open.iter().filter_map(|pod| {
+        let are_free = open.iter().filter_map(|pod| {
             let earmark = self.queue.reservation_for(&pod.uid)?;
             let (name, node) = self.books.named_node(earmark.node())?;
             let charges = node.charges(earmark.cards());
-            Some(self.ends(name, node, pod, &charges).1)
+            Some(self.ends(name, node, pod, &charges).are_over())
         });
-        let missing: Vec<Mib> = missing.collect();
-        missing.len() >= wanted && missing.iter().any(|mib| *mib > Mib::ZERO)
+        let are_free: Vec<bool> = are_free.collect();
+        are_free.len() >= wanted && !are_free.iter().all(|it| *it)
     }
 
     /// Is the reservation of another free for this pod, which requests the same, has one too, and whose turn is before?

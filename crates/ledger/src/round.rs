@@ -8,38 +8,45 @@ use std::sync::Arc;
 
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::means::Plan;
 
 /// What one node offers to a pod.
-pub(crate) enum Offer<P> {
+pub(crate) enum Offer<R> {
     /// A plan.
-    Plan(P),
+    Plan(Plan<R>),
     /// Nothing.
     Nothing,
     /// The pod fits there now: it needs no plan.
     Fits,
 }
 
+impl<R> Offer<R> {
+    pub(crate) fn of(plan: Option<Plan<R>>) -> Self {
+        plan.map_or(Self::Nothing, Self::Plan)
+    }
+}
+
 /// What all nodes together offer: the least plan.
-pub(crate) type Found<P> = (Uid, Offer<P>);
+pub(crate) type Found<R> = (Uid, Offer<R>);
 
 /// A round that is under way.
 #[derive(Debug)]
-pub(crate) struct Round<P> {
+pub(crate) struct Round<R> {
     /// Pods that were not looked at yet, the last one first.
     pods: Vec<Uid>,
-    current: Option<Search<P>>,
+    current: Option<Search<R>>,
 }
 
 /// The search for one pod.
 #[derive(Debug)]
-struct Search<P> {
+struct Search<R> {
     uid: Uid,
     /// Nodes that were not looked at yet, the last one first.
     nodes: Vec<Arc<str>>,
-    best: Option<P>,
+    best: Option<Plan<R>>,
 }
 
-impl<P> Default for Round<P> {
+impl<R> Default for Round<R> {
     fn default() -> Self {
         Self {
             pods: Vec::new(),
@@ -48,7 +55,7 @@ impl<P> Default for Round<P> {
     }
 }
 
-impl<P: Ord> Round<P> {
+impl<R: Ord> Round<R> {
     /// A round for these pods, in this order.
     pub(crate) fn of(mut pods: Vec<Uid>) -> Self {
         pods.reverse();
@@ -69,8 +76,8 @@ impl<P: Ord> Round<P> {
         &mut self,
         budget: &mut Budget,
         mut nodes: impl FnMut(&Uid) -> Option<Vec<Arc<str>>>,
-        mut look: impl FnMut(&Uid, &Arc<str>, &mut Budget) -> Offer<P>,
-    ) -> Option<Found<P>> {
+        mut look: impl FnMut(&Uid, &Arc<str>, &mut Budget) -> Offer<R>,
+    ) -> Option<Found<R>> {
         loop {
             let mut search = match self.current.take() {
                 Some(search) => search,
@@ -103,7 +110,10 @@ impl<P: Ord> Round<P> {
                 }
                 search.nodes.pop();
             }
-            let found = search.best.map_or(Offer::Nothing, Offer::Plan);
+            // It may be some looks old.
+            let found = search
+                .best
+                .map_or(Offer::Nothing, |best| look(&search.uid, &best.node, budget));
             return Some((search.uid, found));
         }
     }

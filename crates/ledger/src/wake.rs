@@ -56,13 +56,13 @@ impl Ledger {
     /// Number of pods that were refused, or lost their reservation, and still wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.queue.waiting()
+        self.queue.waiting().len()
     }
 
     /// What the waiting pods ask for, one entry per pod, and whether the pod waits for others of its gang.
     pub fn waiting_requests(&self) -> impl Iterator<Item = (Arc<Request>, bool)> {
         let mut waits: HashMap<&Group, bool> = HashMap::default();
-        self.queue.requests().map(move |(uid, request)| {
+        self.queue.waiting().requests().map(move |(uid, request)| {
             let pod = self.books.pod(uid);
             let gang = pod.and_then(|pod| self.books.gang(pod));
             let of_gang = gang.is_some_and(|gang| {
@@ -77,19 +77,19 @@ impl Ledger {
     /// 1970.
     #[must_use]
     pub fn oldest_waiting(&self) -> Option<i64> {
-        self.queue.oldest()
+        self.queue.waiting().oldest()
     }
 
     /// Does this pod wait for room?
     #[must_use]
     pub fn is_waiting(&self, uid: &str) -> bool {
-        self.queue.is_waiting(uid)
+        self.queue.waiting().contains(uid)
     }
 
     /// Which new pods must be queued, because pods wait for room that a node could have.
     #[must_use]
     pub fn queue_from(&self) -> Vec<QueueFrom> {
-        self.queue.queue_from()
+        self.queue.waiting().queue_from()
     }
 
     /// The pods that are queued, in the order of their turns.

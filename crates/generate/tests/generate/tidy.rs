@@ -167,6 +167,21 @@ fn no_field_of_the_ledger_is_visible_outside_its_part() -> io::Result<()> {
     Ok(())
 }
 
+/// A what-if that is put together by hand forgets something.
+#[test]
+fn fits_are_asked_for_in_the_trial() -> io::Result<()> {
+    let top = root().join("crates/ledger/src");
+    let mut asks = Vec::new();
+    for (path, code) in code_below(&top)? {
+        let fits = [".fit_within(", ".fit_among("];
+        if fits.iter().any(|call| code.contains(call)) {
+            asks.push(path);
+        }
+    }
+    assert_eq!(asks, [top.join("trial.rs")]);
+    Ok(())
+}
+
 /// Arrows go down, from the ledger's verbs to what is asked and to the three parts.
 #[test]
 fn the_ledgers_verbs_stand_in_its_top_level_files() -> io::Result<()> {
@@ -276,7 +291,7 @@ const RECURSIVE: [(&str, &str, &str); 12] = [
     ("ledger/src/fragmented/asking.rs", "ask_on", "once"),
     (
         "ledger/src/fragmented/moves.rs",
-        "find_places",
+        "find",
         "pods of one node that move",
     ),
     (

@@ -86,6 +86,13 @@ impl Hold {
         self.rules.as_deref()
     }
 
+    /// May the pod and one of this request not share a GPU?
+    pub(crate) fn repels(&self, request: &Request) -> bool {
+        let group = |rules: &Rules| rules.anti_affinity.clone();
+        let theirs = request.rules.as_deref().and_then(group);
+        theirs.is_some() && theirs == self.rules().and_then(group)
+    }
+
     /// The cards that the pod holds, if an assignment says so.
     pub(crate) fn cards(&self) -> impl Iterator<Item = &str> {
         let assigned = match &self.charges {

@@ -34,6 +34,7 @@ pub(crate) use change::{Change, Event};
 pub(crate) use gate::Gate;
 use gone::Gone;
 use groups::Groups;
+pub(crate) use hold::Hold;
 use index::Index;
 pub(crate) use models::Models;
 pub(crate) use node::{Node, Settings, Share, Uid};

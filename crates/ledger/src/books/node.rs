@@ -131,6 +131,11 @@ impl Node {
         &self.view
     }
 
+    /// The same, shared with nodes that are equal.
+    pub(crate) fn shared(&self) -> Arc<NodeGpus> {
+        self.view.clone()
+    }
+
     pub(super) fn shared_view(&mut self) -> &mut Arc<NodeGpus> {
         &mut self.view
     }
@@ -239,6 +244,11 @@ impl Node {
     /// Pods that are bound here, are about to be, or may be.
     pub(crate) fn count(&self) -> u64 {
         (self.bound.len() + self.reserved.len() + self.withheld.len()) as u64
+    }
+
+    /// The same of those that `counts` accepts.
+    pub(crate) fn count_of(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        self.holds().filter(|(uid, _)| counts(uid)).count() as u64
     }
 
     fn holds(&self) -> impl Iterator<Item = (&Uid, &Hold)> {
@@ -384,16 +394,23 @@ impl Node {
             .collect()
     }
 
-    /// The view as it would be if only the pods that `counts` accepts were there.
-    pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
-        self.view_without_loans(counts, |_| false)
+    /// The same the other way round.
+    pub(crate) fn by_uuid(&self, charges: &[(usize, Mib)]) -> Vec<(Arc<str>, Mib)> {
+        let charges = charges.iter();
+        let by_uuid = charges.map(|&(card, mib)| (self.uuid(card).into(), mib));
+        by_uuid.collect()
     }
 
-    /// The same, if of the cards that `repaid` accepts nobody used more than it holds there.
+    /// The view as it would be if only the pods that `counts` accepts were there.
+    pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
+        self.view_without_loans(counts, |_, _| false)
+    }
+
+    /// The same, if of a card no pod that `repaid` accepts used more than it holds there.
     pub(crate) fn view_without_loans(
         &self,
         counts: impl Fn(&str) -> bool,
-        repaid: impl Fn(&str) -> bool,
+        repaid: impl Fn(&str, &str) -> bool,
     ) -> NodeGpus {
         let cards = self.report.iter().flat_map(|report| {
             let headroom = Mib(report.status.headroom_mib);
@@ -417,11 +434,9 @@ impl Node {
                     Mib(used.used_mib).minus(held)
                 });
             let lent = self.borrowers(gpu).filter(|(uid, ..)| counts(uid));
-            let lent = lent.map(|(_, held, used)| used.minus(held));
-            let excess: Mib = match repaid(&gpu.uuid) {
-                true => excess.sum::<Mib>().minus(lent.sum()),
-                false => excess.sum(),
-            };
+            let back = lent.filter(|(uid, ..)| repaid(&gpu.uuid, uid));
+            let back: Mib = back.map(|(_, held, used)| used.minus(held)).sum();
+            let excess = excess.sum::<Mib>().minus(back);
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.unmanaged_mib) + excess;
             let elsewhere = self.elsewhere.on(&gpu.uuid);
             let taken = taken + elsewhere.held;
@@ -476,14 +491,23 @@ impl Node {
     fn compute_of(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> Compute {
         let capacity = self.settings.compute;
         let elsewhere = self.elsewhere.on(&gpu.uuid).compute;
-        let shares = self.holds().filter(|(uid, _)| counts(uid));
-        let shares = shares.filter(|(_, hold)| hold.compute_on(&gpu.uuid) > 0);
         let taken = self.compute_held(&gpu.uuid, &counts);
         let free = capacity.saturating_sub(taken.saturating_add(elsewhere));
         Compute {
             capacity,
-            free: if shares.count() < CLIENTS { free } else { 0 },
+            free: if self.clients_left(gpu, counts) > 0 {
+                free
+            } else {
+                0
+            },
         }
+    }
+
+    /// How many more pods may compute on a card with MPS, if only those that `counts` accepts were there.
+    pub(crate) fn clients_left(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> usize {
+        let shares = self.holds().filter(|(uid, _)| counts(uid));
+        let shares = shares.filter(|(_, hold)| hold.compute_on(&gpu.uuid) > 0);
+        CLIENTS.saturating_sub(shares.count())
     }
 
     /// The UUID of the card at `index` of the view.

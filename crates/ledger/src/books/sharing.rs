@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpustow_pack::{Mib, Traits};
 
-use super::{Books, Node};
+use super::{Books, Hold, Node};
 
 /// On which nodes the pods of each affinity group hold something.
 #[derive(Debug, Default)]
@@ -38,10 +38,24 @@ impl Sharing {
 }
 
 impl Books {
-    /// Does the affinity group hold GPUs, but none of this node?
-    pub(crate) fn is_group_elsewhere(&self, group: &str, node: &str) -> bool {
+    /// Does the affinity group hold GPUs, but none of this node, if those that `gone` names were not there?
+    pub(crate) fn is_group_elsewhere(
+        &self,
+        group: &str,
+        node: &str,
+        gone: impl Fn(&str) -> bool,
+    ) -> bool {
+        let is_its = |hold: &Hold| {
+            let rules = hold.rules();
+            rules.is_some_and(|rules| rules.affinity.as_deref() == Some(group))
+        };
+        let has = |name: &Arc<str>| {
+            let shares = self.node(name).into_iter().flat_map(Node::shares);
+            let mut shares = shares.filter(|(uid, ..)| !gone(uid));
+            shares.any(|(_, hold, _)| is_its(hold))
+        };
         let nodes = self.sharing.nodes.get(group);
-        nodes.is_some_and(|nodes| !nodes.contains(node))
+        nodes.is_some_and(|nodes| !nodes.contains(node) && nodes.iter().any(has))
     }
 }
 

@@ -126,17 +126,14 @@ impl Sight<'_> {
             return false;
         }
         if !is_refused && self.may_fit(name, pod) {
-            let found = self.choose_within(name, pod, site.request, budget);
+            let found = self.trial().choose(pod, name, budget);
             // True, too, if that takes too long to tell.
             if !matches!(found, Err(reason) if reason != Reason::NotYet) && !budget.is_spent() {
                 return true;
             }
         }
         if !asking.could {
-            let empty = site.node.view_of(|_| false);
-            asking.could = self
-                .fit_on(name, site.node, &empty, pod, |_| true, budget)
-                .is_ok();
+            asking.could = self.could_hold(name, pod, budget);
         }
         if !budget.is_spent() {
             asking.free = asking.free + site.node.view().free();
@@ -147,7 +144,7 @@ impl Sight<'_> {
     /// Does room come without any move: do those who leave make it, or those who may be preempted?
     fn is_served(&self, site: &Site<'_>, evidence: Evidence, budget: &mut Budget) -> bool {
         let leave = !site.leaving.is_empty();
-        if leave && self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
+        if leave && self.reprieve(site, &[], &[], None, budget).is_some() {
             return true;
         }
         let is_asked = evidence == Evidence::Short || self.config.preempt_fragmented;

@@ -10,15 +10,15 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus};
+use gpustow_pack::{Cost, Mib};
 
 use super::Site;
 use super::planning::{Planning, Unit, sets_of_cards};
-use crate::books::{Node, Uid};
+use crate::books::Uid;
 use crate::budget::Budget;
-use crate::maps::HashSet;
 use crate::queue::Cards;
 use crate::sight::Sight;
+use crate::trial::{Host, Trial};
 
 /// Sets of pods that are thought of for one set of cards, the least first.
 const SETS: usize = 4096;
@@ -68,20 +68,6 @@ impl Moves {
     pub(super) fn order(&self) -> impl Ord + '_ {
         (self.mib(), self.moves.len(), &*self.node, &self.cards)
     }
-}
-
-/// What is taken of nodes already while places are looked for: by node, cards, CPU and memory of the host.
-struct Taken<'a> {
-    node: &'a Arc<str>,
-    charges: Vec<(usize, Mib)>,
-    pod: &'a Arc<PodFacts>,
-}
-
-/// The node that pods leave.
-struct Left<'a> {
-    name: &'a str,
-    /// As it is when they have left and the pod that waits is there. None if it is to be empty.
-    then: Option<NodeGpus>,
 }
 
 impl Sight<'_> {
@@ -140,22 +126,19 @@ impl Sight<'_> {
         budget: &mut Budget,
     ) -> Option<Moves> {
         let pods: Vec<_> = set.iter().rev().map(|&index| &may[index].1).collect();
-        let gone: HashSet<_> = pods.iter().map(|pod| pod.uid.clone()).collect();
-        let is_one = |card: usize| only.contains(&card);
-        let choice = self.fits_on(site, &gone, &is_one, budget)?;
-        let charges = choice.placement.charges;
-        let is_gone = |uid: &str| gone.contains(uid);
-        let then = self.view_without(site.name, site.node, site.pod, is_gone, budget);
-        let mut then = then.ok()?;
-        take(&mut then, &charges, site.pod);
-        let left = Left {
-            name: site.name,
-            then: Some(then),
-        };
+        let mut then = self.trial();
+        then.leave(pods.iter().map(|pod| pod.uid.clone()));
+        let choice = then.fit(site.pod, site.name, Some(only), Host::Whole, budget);
+        let charges = choice.ok()?.placement.charges;
+        then.take(site.pod, site.name, &charges);
+        let (name, _) = self.books.named_node(site.name)?;
+        // On their own node they get nothing that is freed, and nothing that the pod gets which waits.
+        let most = then.left(site.pod, name, budget).ok()?.clone();
+        let trial = self.trial().at_most(name, most);
         Some(Moves {
-            node: self.books.named_node(site.name)?.0.clone(),
-            cards: by_uuid(site.node, &charges),
-            moves: self.moves_to(&left, &pods, budget)?,
+            node: name.clone(),
+            cards: site.node.by_uuid(&charges),
+            moves: Places::find_all(self, name, false, trial, &pods, budget)?,
         })
     }
 
@@ -167,28 +150,7 @@ impl Sight<'_> {
         pods: &[&Arc<PodFacts>],
         budget: &mut Budget,
     ) -> Option<Vec<Move>> {
-        self.moves_to(&Left { name, then: None }, pods, budget)
-    }
-
-    fn moves_to(
-        &self,
-        left: &Left<'_>,
-        pods: &[&Arc<PodFacts>],
-        budget: &mut Budget,
-    ) -> Option<Vec<Move>> {
-        let mut taken = Vec::new();
-        let found = self.find_places(left, pods, &mut taken, budget);
-        found.then(|| taken.iter().map(|it| self.move_to(it)).collect())?
-    }
-
-    fn move_to(&self, taken: &Taken<'_>) -> Option<Move> {
-        let assignment = taken.pod.assignment.as_ref()?.as_ref().ok()?;
-        Some(Move {
-            pod: taken.pod.clone(),
-            from: assignment.charges.clone(),
-            node: taken.node.clone(),
-            cards: by_uuid(self.books.node(taken.node)?, &taken.charges),
-        })
+        Places::find_all(self, name, true, self.trial(), pods, budget)
     }
 
     /// Those who may move from these cards, the smallest first, with what they hold.
@@ -216,22 +178,52 @@ impl Sight<'_> {
         found.sort_unstable_by(|(a, one), (b, other)| (a, &one.uid).cmp(&(b, &other.uid)));
         found
     }
+}
 
-    /// Finds a place for each of the pods, all at the same time.
-    fn find_places<'a>(
-        &'a self,
-        left: &Left<'_>,
-        pods: &[&'a Arc<PodFacts>],
-        taken: &mut Vec<Taken<'a>>,
+/// Looks for places for pods that leave a node, all at the same time.
+struct Places<'k> {
+    sight: &'k Sight<'k>,
+    from: &'k str,
+    /// They go to fuller nodes, for theirs is to be empty.
+    empties: bool,
+    trial: Trial<'k>,
+    found: Vec<Move>,
+}
+
+/// A place on a node: its cost, and what it charges of GPUs.
+type Place<'k> = (Cost, &'k Arc<str>, Vec<(usize, Mib)>);
+
+impl<'k> Places<'k> {
+    fn find_all(
+        sight: &'k Sight<'k>,
+        from: &'k str,
+        empties: bool,
+        trial: Trial<'k>,
+        pods: &[&Arc<PodFacts>],
         budget: &mut Budget,
-    ) -> bool {
+    ) -> Option<Vec<Move>> {
+        let mut places = Self {
+            sight,
+            from,
+            empties,
+            trial,
+            found: Vec::new(),
+        };
+        places.find(pods, budget).then_some(places.found)
+    }
+
+    fn find(&mut self, pods: &[&Arc<PodFacts>], budget: &mut Budget) -> bool {
         let Some((pod, others)) = pods.split_first() else {
             return true;
         };
-        budget.charge(self.books.nodes().len() / 8);
-        let names = self.books.nodes().map(|(name, _)| name);
-        let is_open = |name: &str| left.then.is_some() || self.is_fuller(name, left.name);
-        let roomy = names.filter(|name| self.may_fit(name, pod) && is_open(name));
+        let sight = self.sight;
+        let Some(Ok(held)) = &pod.assignment else {
+            return false;
+        };
+        budget.charge(sight.books.nodes().len() / 8);
+        let names = sight.books.nodes().map(|(name, _)| name);
+        let is_open = |name: &str| !self.empties || sight.is_fuller(name, self.from);
+        let roomy = names.filter(|name| sight.may_fit(name, pod) && is_open(name));
         let mut roomy: Vec<_> = roomy.collect();
         roomy.sort_unstable();
         let mut found = Vec::new();
@@ -240,107 +232,47 @@ impl Sight<'_> {
             if budget.is_spent() {
                 return false;
             }
-            let places = self.places_on(left, name, pod, taken, budget);
+            let places = self.on(name, pod, budget);
             destinations += usize::from(!places.is_empty());
             found.extend(places);
             if destinations == DESTINATIONS {
                 break;
             }
         }
-        found.sort_unstable_by(|(cost, it), (other_cost, other)| {
-            (cost, it.node, &it.charges).cmp(&(other_cost, other.node, &other.charges))
-        });
-        for (_, place) in found {
-            taken.push(place);
-            if self.find_places(left, others, taken, budget) {
+        found.sort_unstable();
+        for (_, name, charges) in found {
+            let mark = self.trial.mark();
+            self.trial.take(pod, name, &charges);
+            let node = sight.books.node(name);
+            self.found.push(Move {
+                pod: (*pod).clone(),
+                from: held.charges.clone(),
+                node: name.clone(),
+                cards: node.map_or_else(Cards::new, |node| node.by_uuid(&charges)),
+            });
+            if self.find(others, budget) {
                 return true;
             }
-            taken.pop();
+            self.found.pop();
+            self.trial.back_to(mark);
         }
         false
     }
 
-    /// Where on one node a replacement of the pod would fit beside what is taken already.
-    fn places_on<'a>(
-        &'a self,
-        left: &Left<'_>,
-        name: &'a Arc<str>,
-        pod: &'a Arc<PodFacts>,
-        taken: &[Taken<'a>],
-        budget: &mut Budget,
-    ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
-        let mut view = || {
-            // Its volume may be on its node alone.
-            if pod.tied && **name != *left.name {
-                return None;
-            }
-            let site = self.site(pod, name)?;
-            let node = site.node;
-            let here = || taken.iter().filter(|it| *it.node == *name);
-            let pods = node.facts().and_then(|facts| facts.pods);
-            let more = node.count() + here().count() as u64;
-            let refused = self.books.refused_in_tree(name, pod).is_some();
-            if refused || pods.is_some_and(|pods| more >= pods) {
-                return None;
-            }
-            let mut view = self.view_without(name, node, pod, |_| false, budget).ok()?;
-            if let Some(left) = left.then.as_ref().filter(|_| **name == *left.name) {
-                // Nothing that is freed, and nothing that the pod gets which waits.
-                for (card, then) in view.cards.iter_mut().zip(&left.cards) {
-                    card.free = card.free.min(then.free);
-                    card.compute.free = card.compute.free.min(then.compute.free);
-                    if let Some((slices, then)) = card.slices.as_mut().zip(then.slices) {
-                        slices.taken |= then.taken;
-                    }
-                }
-                view.cpu_free_milli = view.cpu_free_milli.min(left.cpu_free_milli);
-                view.ram_free = view.ram_free.min(left.ram_free);
-            }
-            for it in here() {
-                take(&mut view, &it.charges, it.pod);
-            }
-            let short =
-                view.cpu_free_milli < site.request.cpu_milli || view.ram_free < site.request.ram;
-            let fits = !short
-                && self
-                    .fit_on(name, node, &view, pod, |_| false, budget)
-                    .is_ok();
-            fits.then_some((site, view))
-        };
-        let Some((site, view)) = view() else {
-            return Vec::new();
-        };
-        let fits = |only: Vec<usize>| {
-            let mut view = view.clone();
-            for (index, card) in view.cards.iter_mut().enumerate() {
-                card.usable &= only.contains(&index);
-            }
-            let choice = self
-                .fit_on(name, site.node, &view, pod, |_| false, budget)
-                .ok()?;
-            let charges = choice.placement.charges;
-            Some((
-                choice.cost,
-                Taken {
-                    node: name,
-                    charges,
-                    pod,
-                },
-            ))
-        };
-        sets_of_cards(&site).into_iter().filter_map(fits).collect()
+    /// Where on one node a replacement of the pod would fit beside those that have a place already.
+    fn on(&mut self, name: &'k Arc<str>, pod: &PodFacts, budget: &mut Budget) -> Vec<Place<'k>> {
+        // Its volume may be on its node alone.
+        let is_tied = pod.tied && **name != *self.from;
+        let refused = self.sight.books.refused_in_tree(name, pod);
+        let (is_open, trial) = (!is_tied && refused.is_none(), &mut self.trial);
+        let mut fits = || trial.fits(pod, name, Host::Whole, budget) == Some(true);
+        let site = self.sight.site(pod, name).filter(|_| is_open && fits());
+        let sets = site.map(|site| sets_of_cards(&site)).unwrap_or_default();
+        let fits = sets.iter().filter_map(|only| {
+            let choice = trial.fit(pod, name, Some(only), Host::Whole, budget);
+            let choice = choice.ok()?;
+            Some((choice.cost, name, choice.placement.charges))
+        });
+        fits.collect()
     }
-}
-
-/// Takes what a pod gets out of a view.
-fn take(view: &mut NodeGpus, charges: &[(usize, Mib)], pod: &PodFacts) {
-    if let Ok(request) = pod.asks.readable() {
-        view.take(request, charges);
-    }
-}
-
-fn by_uuid(node: &Node, charges: &[(usize, Mib)]) -> Cards {
-    let charges = charges.iter();
-    let by_uuid = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
-    by_uuid.collect()
 }

@@ -12,8 +12,9 @@ use super::{Move, Moves, Site};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::Evidence;
+use crate::queue::{Cards, Evidence};
 use crate::sight::Sight;
+use crate::trial::{Host, Trial};
 
 /// Sets of cards of one node among which a pod of several gets its own; of more, the policy's choice alone.
 const CHOICES: usize = 70;
@@ -109,10 +110,6 @@ impl Planning {
 
 impl Sight<'_> {
     /// What would give room to a pod that waits for pieces; none if nothing would.
-    pub(crate) fn moves_for(&self, pod: &Arc<PodFacts>) -> Option<Moves> {
-        self.moves_within(pod, &mut Budget::of_plan())
-    }
-
     pub(crate) fn moves_within(&self, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Moves> {
         if !self.waits_for_fragmented(pod) {
             return None;
@@ -148,37 +145,35 @@ impl Sight<'_> {
 
     /// Does a plan that took several looks hold still?
     pub(super) fn is_plan_still(&self, pod: &Arc<PodFacts>, plan: &Moves) -> bool {
-        let mut budget = Budget::all();
-        let Some(site) = self.site(pod, &plan.node) else {
-            return false;
-        };
+        let budget = &mut Budget::all();
         let stays = |it: &Move| {
             let known = self.books.pod(&it.pod.uid);
             known.is_some_and(|known| !known.deleting && known.assignment == it.pod.assignment)
         };
-        let gone = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
-        let charges = site.node.charges(&plan.cards);
-        let is_one = |card: usize| charges.iter().any(|(its, _)| *its == card);
-        let has_place = |it: &Move| {
-            let node = self.books.node(&it.node)?;
-            let view = self.view_without(&it.node, node, &it.pod, |_| false, &mut Budget::all());
-            let (view, request) = (view.ok()?, it.pod.asks.readable().ok()?);
-            let charges = node.charges(&it.cards);
-            let free = charges.iter().all(|(card, mib)| {
-                let card = view.cards.get(*card);
-                card.is_some_and(|card| card.usable && card.free >= *mib)
-            });
-            let host = view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
-            (free && host && charges.len() == it.cards.len()).then_some(())
-        };
-        self.was_offered(pod, &plan.node)
+        self.site(pod, &plan.node).is_some()
+            && self.was_offered(pod, &plan.node)
             && plan.moves.iter().all(stays)
-            && self.fits_on(&site, &gone, &is_one, &mut budget).is_some()
-            && plan
-                .moves
-                .iter()
-                .map(has_place)
-                .all(|place| place.is_some())
+            && self.are_places_free(pod, plan, budget).is_some()
+    }
+
+    /// None if one of the places of a plan is taken.
+    fn are_places_free(&self, pod: &PodFacts, plan: &Moves, budget: &mut Budget) -> Option<()> {
+        let come = |trial: &mut Trial<'_>, pod: &PodFacts, node: &str, cards: &Cards| {
+            let charges = self.books.node(node)?.charges(cards);
+            (charges.len() == cards.len()).then_some(())?;
+            let only: Vec<usize> = charges.iter().map(|(card, _)| *card).collect();
+            let found = trial.fit(pod, node, Some(&only), Host::Whole, &mut Budget::all());
+            found.ok()?;
+            trial.take(pod, node, &charges);
+            Some(())
+        };
+        let mut then = self.trial();
+        then.leave(plan.moves.iter().map(|it| it.pod.uid.clone()));
+        come(&mut then, pod, &plan.node, &plan.cards)?;
+        let most = then.left(pod, &plan.node, budget).ok()?.clone();
+        let mut trial = self.trial().at_most(&plan.node, most);
+        let mut moves = plan.moves.iter();
+        moves.try_for_each(|it| come(&mut trial, &it.pod, &it.node, &it.cards))
     }
 
     /// True if all of the node was looked at.
@@ -201,7 +196,7 @@ impl Sight<'_> {
         let failed = self.queue.avoids_node(pod, name);
         // Where a pod leaves and makes the room, no other moves.
         let comes =
-            !site.leaving.is_empty() && self.reprieve(&site, &[], &[], &|_| true, budget).is_some();
+            !site.leaving.is_empty() && self.reprieve(&site, &[], &[], None, budget).is_some();
         if !may || failed || comes || self.books.refused_in_tree(name, pod).is_some() {
             return true;
         }

@@ -128,8 +128,6 @@ pub(super) struct Looked {
     pub(super) all_tried: Vec<Uid>,
     /// Those among them for which nodes were left out, because one look was not enough for each.
     pub(super) cut: Vec<Uid>,
-    /// What it cost.
-    pub(super) spent: u64,
 }
 
 /// Whose room is chosen, where, and the clock of gains before all nodes were looked at.
@@ -141,7 +139,7 @@ pub(super) struct Chosen {
 
 impl Seen {
     /// Goes on with the first rounds.
-    pub(super) fn search(&mut self, sight: &Sight<'_>) -> Looked {
+    pub(super) fn search(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Looked {
         let now = sight.now;
         let may = |uid: &Uid| {
             let pod = sight.books.pod(uid);
@@ -184,7 +182,7 @@ impl Seen {
                 }
             }
         }
-        looked.spent = budget.spent();
+        *spent += budget.spent();
         let due = self.second.keys().filter_map(|uid| sight.asleep(uid));
         looked.due = due.collect();
         looked.due.sort_by_cached_key(|pod| Turn::of(pod));
@@ -332,7 +330,7 @@ impl Sight<'_> {
         let bound = site.node.bound();
         budget.charge(bound.len() / 8);
         if self.may_fit(name, pod) && evidence != Evidence::Rejected {
-            match self.choose_within(name, pod, site.request, budget) {
+            match self.trial().choose(pod, name, budget) {
                 Ok(_) => return Verdict::Fits,
                 Err(Reason::NotYet) => return Verdict::Spent,
                 Err(_) => {}
@@ -342,7 +340,7 @@ impl Sight<'_> {
             return Verdict::Nothing;
         }
         let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;
-        if may_come && let Some((_, choice)) = self.reprieve(&site, &[], &[], &|_| true, budget) {
+        if may_come && let Some((_, choice)) = self.reprieve(&site, &[], &[], None, budget) {
             // The pods that terminate make the room: the node is left out.
             let began = pod.reserved_on.as_ref() == Some(name);
             let plan = || self.plan_of(&site, Vec::new(), 0, &choice);
@@ -379,22 +377,16 @@ impl Sight<'_> {
         }
     }
 
-    /// The best plan of all nodes, whatever kube-scheduler said of them.
+    /// The best plan on one node.
     pub(crate) fn plan_preempt(
         &self,
         pod: &PodFacts,
+        name: &str,
         budget: &mut Budget,
-    ) -> Option<(Arc<str>, Vec<Uid>)> {
-        let plans = self.books.nodes().filter_map(|(name, _)| {
-            if self.books.refused_in_tree(name, pod).is_some() {
-                return None;
-            }
-            let site = self.site(pod, name)?;
-            self.plans_on(&site, &|_| Vec::new(), budget)
-                .into_iter()
-                .min()
-        });
-        plans.min().map(|plan| (plan.node, plan.waits_for))
+    ) -> Option<Plan> {
+        let site = self.site(pod, name)?;
+        let plans = self.plans_on(&site, &|_| Vec::new(), budget);
+        plans.into_iter().min()
     }
 
     /// Who could end on one node: for each of its cards, or for all of them where the pod asks for several.
@@ -425,9 +417,9 @@ impl Sight<'_> {
             if others.is_empty() || !self.could_take(site, card, mib, &others) {
                 continue;
             }
-            let only = |index| card.is_none_or(|card| card == index);
+            let only = card.as_ref().map(std::slice::from_ref);
             let protected = broken(&others);
-            let found = self.reprieve(site, &others, &protected, &only, budget);
+            let found = self.reprieve(site, &others, &protected, only, budget);
             let plan = found.and_then(|(victims, choice)| {
                 let is_it = |pod: &&Arc<PodFacts>| protected.contains(&pod.uid);
                 let broken = victims.iter().filter(is_it).count();

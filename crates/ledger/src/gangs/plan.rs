@@ -13,12 +13,12 @@ use gpustow_pack::{Choice, Cost, Mib, Request};
 
 use super::MOST_PODS;
 use super::search::{FITS, Search, State};
-use super::sites::Sites;
 use crate::Budget;
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
 use crate::queue::{Evidence, NodeSet};
 use crate::sight::Sight;
+use crate::trial::{Host, Trial};
 
 /// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
 const NODES: usize = 64;
@@ -131,7 +131,7 @@ impl Kind<'_> {
 /// The kinds of a gang's pods, as they are found.
 struct Kinds<'s, 'p> {
     sight: &'s Sight<'s>,
-    sites: Sites<'s>,
+    trial: Trial<'s>,
     /// A pod may go to any node.
     roams: bool,
     /// Nodes for one kind at most.
@@ -144,10 +144,10 @@ struct Kinds<'s, 'p> {
 }
 
 impl<'s, 'p> Kinds<'s, 'p> {
-    fn new(sight: &'s Sight<'s>, sites: Sites<'s>, roams: bool, most: usize) -> Self {
+    fn new(sight: &'s Sight<'s>, trial: Trial<'s>, roams: bool, most: usize) -> Self {
         Self {
             sight,
-            sites,
+            trial,
             roams,
             most,
             all: Vec::new(),
@@ -184,7 +184,7 @@ impl<'s, 'p> Kinds<'s, 'p> {
             None if self.roams && self.compared >= COMPARED => self.rest_for(pod),
             among => {
                 let names = among.as_deref().unwrap_or(&roomy);
-                self.sites.of(names, self.most).into()
+                self.sites(names, pod)
             }
         };
         self.all.push(Kind {
@@ -196,6 +196,14 @@ impl<'s, 'p> Kinds<'s, 'p> {
             nodes,
         });
         self.all.len() - 1
+    }
+
+    /// Where these nodes are in the trial.
+    fn sites(&mut self, names: &[Arc<str>], pod: &PodFacts) -> Arc<[usize]> {
+        let (trial, budget) = (&mut self.trial, &mut Budget::all());
+        let names = names.iter().take(self.most);
+        let sites = names.filter_map(|name| trial.spot(name, pod, budget).ok());
+        sites.collect()
     }
 
     /// The nodes that take such a pod but for its room, those with the least first.
@@ -211,7 +219,7 @@ impl<'s, 'p> Kinds<'s, 'p> {
             0
         };
         let names: Vec<Arc<str>> = nodes.take(most).cloned().collect();
-        let nodes: Arc<[usize]> = self.sites.of(&names, self.most).into();
+        let nodes = self.sites(&names, pod);
         self.rest.insert(&pod.constraints, nodes.clone());
         nodes
     }
@@ -256,8 +264,9 @@ impl Sight<'_> {
             return Seats::default();
         }
         let roams = members.iter().any(|member| member.among.is_none());
-        let sites = Sites::new(self, gone, asking);
-        let mut kinds = Kinds::new(self, sites, roams, NODES + count);
+        let mut trial = self.trial().for_all_of(asking);
+        trial.leave(gone.iter().cloned());
+        let mut kinds = Kinds::new(self, trial, roams, NODES + count);
         let mut pods = Vec::new();
         for member in members.into_iter().take(MOST_PODS) {
             let pod = member.pod;
@@ -266,19 +275,17 @@ impl Sight<'_> {
             }
         }
         let Kinds {
-            all: kinds, sites, ..
+            all: kinds, trial, ..
         } = kinds;
         pods.sort_by_cached_key(|(kind, _)| (kinds[*kind].size(), *kind));
-        budget.charge(sites.all.len());
+        budget.charge(trial.len());
         let order: Vec<usize> = pods.iter().map(|(kind, _)| *kind).collect();
         let mut least: Vec<Mib> = order.iter().map(|it| kinds[*it].hardest()).collect();
         for at in (1..least.len()).rev() {
             least[at - 1] = least[at - 1].min(least[at]);
         }
         let mut search = Search {
-            sight: self,
-            gone,
-            sites: sites.all,
+            trial,
             order,
             least,
             ruled: kinds.iter().any(|kind| kind.request.rules.is_some()),
@@ -300,7 +307,7 @@ impl Sight<'_> {
         let found = pods.into_iter().zip(best);
         let seats = found.filter_map(|((_, uid), seat)| {
             let (site, choice) = seat?;
-            let node = search.sites[site].name.clone();
+            let node = search.trial.name(site)?.clone();
             Some((uid.clone(), Seat { node, choice }))
         });
         Seats {
@@ -323,6 +330,7 @@ impl Sight<'_> {
     ) -> (Vec<Arc<str>>, usize) {
         let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
         let (mut found, mut compared) = (Vec::new(), 0);
+        let mut trial = self.trial().keeping_nothing();
         for name in self.books.with_room(least) {
             compared += 1;
             budget.charge(1);
@@ -330,10 +338,9 @@ impl Sight<'_> {
                 break;
             }
             let is_rejected = || heeds && self.evidence(pod, name) == Evidence::Rejected;
-            if let Some(node) = self.books.node(name)
-                && self.may_fit(name, pod)
+            if self.may_fit(name, pod)
                 && !is_rejected()
-                && let Ok(choice) = self.fit_on(name, node, node.view(), pod, |_| false, budget)
+                && let Ok(choice) = trial.fit(pod, name, None, Host::Beside, budget)
             {
                 let is_kept = self.queue.goes_first(pod, name);
                 found.push((!is_kept, choice.cost, name));
@@ -359,10 +366,7 @@ impl Sight<'_> {
 
     /// Does the pod fit on one of these nodes?
     pub(crate) fn fits_among(&self, pod: &PodFacts, names: &[&str]) -> bool {
-        let Some(request) = pod.asks.request() else {
-            return false;
-        };
         let mut names = names.iter();
-        names.any(|name| self.may_fit(name, pod) && self.choose(name, pod, request).is_ok())
+        names.any(|name| self.may_fit(name, pod) && self.choose(name, pod).is_ok())
     }
 }

@@ -8,10 +8,10 @@ use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::fragmented::importance;
-use crate::late::ended_on;
-use crate::maps::{HashMap, HashSet};
+use crate::maps::HashSet;
 use crate::queue::{Earmark, Ended, Evidence};
 use crate::sight::Sight;
+use crate::trial::Host;
 
 /// What was chosen for a gang.
 struct Chosen<'a> {
@@ -217,35 +217,28 @@ impl Sight<'_> {
         gone: &HashSet<Uid>,
         budget: &mut Budget,
     ) -> bool {
-        let mut views = HashMap::default();
+        let Some((first, _)) = open.first() else {
+            return true;
+        };
+        // The agent's next report is awaited.
+        let mut trial = self.trial().without_ended(true).for_all_of(first);
+        trial.leave(gone.iter().cloned());
+        let nodes = open.iter().map(|(_, earmark)| earmark.node());
+        trial.leave(nodes.flat_map(|name| self.leaving(name)));
         open.iter().all(|(pod, earmark)| {
-            let mut fits = || {
-                let (name, node) = self.books.named_node(earmark.node())?;
-                let request = pod.asks.request()?;
-                let mut leaving = self.leaving(name);
-                // The agent's next report is awaited.
-                leaving.extend(ended_on(node));
-                let gone = |uid: &str| gone.contains(uid) || leaving.contains(uid);
-                budget.charge_fits(1);
-                let budget = &mut Budget::all();
-                if !views.contains_key(name) {
-                    let view = self.view_without(name, node, pod, gone, budget).ok()?;
-                    views.insert(name.clone(), view);
-                }
-                let view = views.get_mut(name)?;
-                let its = node.charges(earmark.cards());
-                let mut own = view.clone();
-                for (card, state) in own.cards.iter_mut().enumerate() {
-                    state.usable &= its.iter().any(|(known, _)| *known == card);
-                }
-                let has_host =
-                    view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
-                has_host.then_some(())?;
-                let choice = self.fit_on(name, node, &own, pod, gone, budget).ok()?;
-                view.take(request, &choice.placement.charges);
-                Some(())
+            let name = earmark.node();
+            let Some(node) = self.books.node(name) else {
+                return false;
             };
-            fits().is_some()
+            budget.charge_fits(1);
+            let only = node.charges(earmark.cards()).into_iter();
+            let only: Vec<usize> = only.map(|(card, _)| card).collect();
+            let all = &mut Budget::all();
+            let found = trial.fit(pod, name, Some(&only), Host::Whole, all);
+            found.is_ok_and(|choice| {
+                trial.take(pod, name, &choice.placement.charges);
+                true
+            })
         })
     }
 }

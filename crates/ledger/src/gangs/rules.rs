@@ -11,7 +11,7 @@ impl Sight<'_> {
     /// Do the rules of the pod allow its seat? For the pods of its gang the plan has seen to that.
     pub(super) fn allow(&self, rules: &Rules, seat: &Seat, pod: &PodFacts, node: &Node) -> bool {
         let group = rules.affinity.as_ref();
-        if group.is_some_and(|group| self.books.is_group_elsewhere(group, &seat.node)) {
+        if group.is_some_and(|group| self.books.is_group_elsewhere(group, &seat.node, |_| false)) {
             return false;
         }
         let of_gang = |uid: &str| self.books.pod(uid).is_some_and(|it| it.group == pod.group);

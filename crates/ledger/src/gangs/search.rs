@@ -2,14 +2,12 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-use gpustow_pack::{Choice, Mib, NodeGpus, Rules};
+use gpustow_pack::{Choice, Mib, NodeGpus};
 
 use super::plan::Kind;
-use super::sites::Site;
 use crate::Budget;
-use crate::books::Uid;
 use crate::maps::HashSet;
-use crate::sight::Sight;
+use crate::trial::{Host, Left, Mark, Trial};
 
 /// Fits that one plan may try.
 pub(super) const FITS: usize = 4096;
@@ -20,9 +18,8 @@ const SETS: usize = 32;
 
 /// What is searched for.
 pub(super) struct Search<'s, 'p> {
-    pub(super) sight: &'s Sight<'s>,
-    pub(super) gone: &'s HashSet<Uid>,
-    pub(super) sites: Vec<Site<'s>>,
+    /// The nodes that may be used are its spots.
+    pub(super) trial: Trial<'s>,
     pub(super) kinds: Vec<Kind<'p>>,
     /// The kind of each pod, in the order of the search.
     pub(super) order: Vec<usize>,
@@ -66,10 +63,10 @@ struct Slots {
 }
 
 impl Slots {
-    fn on(&self, site: &Site<'_>) -> u64 {
-        let cards = site.view.cards.iter().filter(|card| card.usable);
+    fn on(&self, left: &Left) -> u64 {
+        let cards = left.view().cards.iter().filter(|card| card.usable);
         let slots = cards.map(|card| card.free.0 / self.least.0);
-        slots.fold(0, u64::saturating_add).min(site.pods)
+        slots.fold(0, u64::saturating_add).min(left.pods())
     }
 }
 
@@ -86,8 +83,8 @@ struct Frame {
     /// What is left to be tried on the node that was looked at last, the best last.
     site: usize,
     choices: Vec<Choice>,
-    /// The node where the pod has its place, as it was before.
-    before: Option<(usize, NodeGpus, u64)>,
+    /// The node where the pod has its place, and the time before.
+    before: Option<(usize, Mark)>,
     is_left_out: bool,
 }
 
@@ -96,7 +93,7 @@ impl Search<'_, '_> {
     pub(super) fn run(&mut self) {
         self.state.taken = vec![None; self.order.len()];
         self.state.best = vec![None; self.order.len()];
-        self.state.digest = (0..self.sites.len()).fold(0, |all, it| all ^ self.digest_of(it));
+        self.state.digest = (0..self.trial.len()).fold(0, |all, it| all ^ self.digest_of(it));
         let mut stack: Vec<Frame> = self.enter(0, 0).into_iter().collect();
         while let Some(at) = stack.len().checked_sub(1)
             && !self.is_done()
@@ -182,18 +179,17 @@ impl Search<'_, '_> {
     }
 
     fn take(&mut self, at: usize, site: usize, choice: Choice, frame: &mut Frame) {
-        let request = self.kinds[self.order[at]].request;
-        let it = &self.sites[site];
-        frame.before = Some((site, it.view.clone(), it.pods));
+        frame.before = Some((site, self.trial.mark()));
         self.state.digest ^= self.digest_of(site) ^ self.digest_of_rules(at, site, &choice);
-        self.sites[site].take(request, &choice);
+        let pod = self.kinds[self.order[at]].pod;
+        self.trial.take_at(site, pod, &choice.placement.charges);
         self.changed(site);
         self.state.taken[at] = Some((site, choice));
     }
 
     /// The pod has its place no more.
     fn leave(&mut self, at: usize, frame: &mut Frame) {
-        let Some((site, view, pods)) = frame.before.take() else {
+        let Some((site, before)) = frame.before.take() else {
             return;
         };
         self.write_down();
@@ -201,7 +197,7 @@ impl Search<'_, '_> {
         if let Some((_, choice)) = self.state.taken[at].take() {
             self.state.digest ^= self.digest_of_rules(at, site, &choice);
         }
-        (self.sites[site].view, self.sites[site].pods) = (view, pods);
+        self.trial.back_to(before);
         self.changed(site);
     }
 
@@ -209,7 +205,7 @@ impl Search<'_, '_> {
         self.state.digest ^= self.digest_of(site);
         let slots = &mut self.state.slots;
         if !slots.of.is_empty() {
-            slots.of[site] = slots.on(&self.sites[site]);
+            slots.of[site] = slots.on(self.trial.at(site));
         }
     }
 
@@ -227,7 +223,8 @@ impl Search<'_, '_> {
         let slots = &mut self.state.slots;
         if slots.least != *least {
             slots.least = *least;
-            slots.of = self.sites.iter().map(|site| slots.on(site)).collect();
+            let sites = 0..self.trial.len();
+            slots.of = sites.map(|site| slots.on(self.trial.at(site))).collect();
         }
         let all = slots.of.iter().copied().fold(0, u64::saturating_add);
         usize::try_from(all).unwrap_or(usize::MAX)
@@ -261,10 +258,13 @@ impl Search<'_, '_> {
     }
 
     fn digest_of(&self, site: usize) -> u64 {
-        let Site { view, pods, .. } = &self.sites[site];
+        let left = self.trial.at(site);
         let mut hasher = DefaultHasher::new();
-        (site, pods).hash(&mut hasher);
-        view.cards.iter().for_each(|it| it.free.hash(&mut hasher));
+        (site, left.pods()).hash(&mut hasher);
+        left.view()
+            .cards
+            .iter()
+            .for_each(|it| it.free.hash(&mut hasher));
         hasher.finish()
     }
 
@@ -278,41 +278,17 @@ impl Search<'_, '_> {
 
     /// Where the policy puts the pod on a node.
     fn choice(&mut self, at: usize, site: usize) -> Option<Choice> {
-        let site = &self.sites[site];
-        let may = site.may_fit(self.kinds[self.order[at]].request);
-        may.then_some(())?;
+        let request = self.kinds[self.order[at]].request;
+        self.trial.at(site).may_fit(request).then_some(())?;
         self.state.fits += 1;
-        self.fit(at, site, &site.view)
+        self.fit(at, site, None)
     }
 
-    fn fit(&self, at: usize, site: &Site<'_>, view: &NodeGpus) -> Option<Choice> {
-        let Kind { pod, request, .. } = self.kinds[self.order[at]];
-        let node = self.sight.books.node(site.name)?;
+    fn fit(&self, at: usize, site: usize, only: Option<&[usize]>) -> Option<Choice> {
+        let pod = self.kinds[self.order[at]].pod;
         let all = &mut Budget::all();
-        let gone = |uid: &str| self.gone.contains(uid);
-        let mut here = Vec::new();
-        if let Some(own) = &request.rules {
-            for (index, rules, choice) in self.planned(at) {
-                let is_here = self.sites[index].name == site.name;
-                if !is_here && own.affinity.is_some() && own.affinity == rules.affinity {
-                    return None;
-                }
-                here.extend(is_here.then_some((rules, choice)));
-            }
-        }
-        let sight = self.sight;
-        let choice = sight.fit_beside(site.name, node, view, pod, gone, &here, all);
+        let choice = self.trial.fit_at(site, pod, only, Host::Whole, all);
         choice.ok()
-    }
-
-    /// The pods before this one that have a place and rules.
-    fn planned(&self, at: usize) -> impl Iterator<Item = (usize, &Rules, &Choice)> {
-        let taken = self.order.iter().zip(&self.state.taken).take(at);
-        taken.filter_map(|(kind, taken)| {
-            let rules = self.kinds[*kind].request.rules.as_deref()?;
-            let (site, choice) = taken.as_ref()?;
-            Some((*site, rules, choice))
-        })
     }
 
     /// Other GPUs for it there, of those that cannot be told apart the first; the best last.
@@ -321,19 +297,14 @@ impl Search<'_, '_> {
             return Vec::new();
         };
         let request = self.kinds[self.order[at]].request;
-        let view = &self.sites[site].view;
+        let view = self.trial.at(site).view();
         let usable: Vec<usize> = (0..view.cards.len())
             .filter(|&card| request.room(&view.cards[card]).is_some())
             .collect();
         let mut found = Vec::new();
         for set in subsets(view, self.ruled, &usable, first.placement.charges.len()) {
-            let mut view = view.clone();
-            for (card, state) in view.cards.iter_mut().enumerate() {
-                state.usable &= set.contains(&card);
-            }
             self.state.fits += 1;
-            if request.may_fit(&view)
-                && let Some(choice) = self.fit(at, &self.sites[site], &view)
+            if let Some(choice) = self.fit(at, site, Some(&set))
                 && choice.placement != first.placement
             {
                 found.push(choice);

@@ -9,11 +9,11 @@ use gpustow_api::{Group, PodFacts};
 use gpustow_pack::NodeGpus;
 
 use super::Need;
-use super::kinds::placed;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
 use crate::sight::Sight;
+use crate::trial::left_of_new;
 
 /// The pods that gangs lack, by gang. Lost at a restart without harm.
 #[derive(Debug, Default)]
@@ -90,6 +90,7 @@ impl<'a> Sight<'a> {
     fn whole_gangs(self) -> Vec<&'a Group> {
         let pods = self
             .queue
+            .waiting()
             .turns()
             .filter_map(|turn| self.books.pod(turn.uid()));
         let gangs = pods.filter_map(|pod| self.books.gang(pod));
@@ -135,12 +136,13 @@ impl<'a> Sight<'a> {
                 if budget.is_spent() {
                     return None;
                 }
-                let may = self.may_take(name, &need.pod, &need.request, arriving, &mut budget);
+                let may = self.may_take(name, &need.pod, arriving, &mut budget);
                 let view = views
                     .get(name)
                     .or_else(|| Some(self.books.node(name)?.view()));
                 budget.charge_fits(1);
-                let left = placed(view.filter(|_| may)?, &need, self.scores)?;
+                let view = view.filter(|_| may)?;
+                let left = left_of_new(view, &need.request, None, self.scores)?;
                 Some((*name, left))
             });
             match goes_to {

@@ -12,6 +12,7 @@ use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::scores::Scores;
 use crate::sight::Sight;
+use crate::trial::left_of_new;
 
 /// Kinds that are told apart.
 const KINDS: usize = 32;
@@ -175,7 +176,7 @@ impl Bin {
         with.push(index);
         let is_few = with.len() <= EXACT;
         let beside = |kind: usize, view: &NodeGpus| {
-            let left = kinds.placed(view, need, scores);
+            let left = kinds.placed(view, need, None, scores);
             left.or_else(|| is_few.then(|| kinds.left(kind, &with, needs, scores))?)
         };
         let left = self.views.iter().filter_map(|(kind, view)| {
@@ -226,41 +227,16 @@ impl Bin {
     }
 }
 
-/// What is left of a node beside the pod.
-pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
-    let request = &need.request;
-    if view.cpu_free_milli < request.cpu_milli || view.ram_free < request.ram {
-        return None;
-    }
-    let choice = scores.fit_within(view, request, &mut Budget::all()).ok()?;
-    let mut left = view.clone();
-    left.take(request, &choice.placement.charges);
-    Some(left)
-}
-
 impl Kinds<'_> {
-    fn placed(&self, view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
-        self.fits.set(self.fits.get() + 1);
-        placed(view, need, scores)
-    }
-
-    /// What is left of a node beside the pod on these GPUs.
-    fn placed_on(
+    fn placed(
         &self,
-        cards: &[usize],
         view: &NodeGpus,
         need: &Need,
+        only: Option<&[usize]>,
         scores: &Scores,
     ) -> Option<NodeGpus> {
-        let mut only = view.clone();
-        for (nth, card) in only.cards.iter_mut().enumerate() {
-            card.usable &= cards.contains(&nth);
-        }
-        let mut left = self.placed(&only, need, scores)?;
-        for (card, before) in left.cards.iter_mut().zip(&view.cards) {
-            card.usable = before.usable;
-        }
-        Some(left)
+        self.fits.set(self.fits.get() + 1);
+        left_of_new(view, &need.request, only, scores)
     }
 
     /// What is left of a node of this kind beside all of these pods, if it takes them.
@@ -289,13 +265,13 @@ impl Kinds<'_> {
         };
         let need = &needs[*first];
         // The preferred one is mostly right.
-        let preferred = self.placed(view, need, scores)?;
+        let preferred = self.placed(view, need, None, scores)?;
         if let Some(left) = self.left_of(&preferred, rest, needs, scores) {
             return Some(left);
         }
         let others = cards_of(view, need).into_iter().filter_map(|cards| {
             self.tries.set(self.tries.get().checked_sub(1)?);
-            self.placed_on(&cards, view, need, scores)
+            self.placed(view, need, Some(&cards), scores)
         });
         let mut others = others.filter_map(|left| self.left_of(&left, rest, needs, scores));
         others.next()

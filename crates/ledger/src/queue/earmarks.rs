@@ -2,7 +2,7 @@
 //!
 //! Each [`Cause`] is a reason for the same thing. There is one way to put an earmark ([`Queue::put`]) and one way out
 //! ([`Queue::end`]), which counts it, notes what was tried without success, and offers the node again. CPU and memory of the host
-//! count for every cause ([`crate::beside`]).
+//! count for every cause ([`crate::trial`]).
 //!
 //! Every earmark ends: with its pod, once the pod has memory, or at its deadline.
 

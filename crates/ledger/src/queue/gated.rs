@@ -19,6 +19,7 @@ use crate::books::{Event, Uid, asks};
 use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
 use crate::sight::Sight;
+use crate::trial::Host;
 use preemptors::Preemptors;
 
 /// A pod whose gate is still there so long after it was let through is let through again.
@@ -366,16 +367,8 @@ impl Sight<'_> {
     }
 
     /// Could the node hold the pod if it were empty?
-    pub(super) fn could_hold(&self, name: &str, pod: &PodFacts) -> bool {
-        let (Some(node), Some(request)) = (self.books.node(name), pod.asks.request()) else {
-            return false;
-        };
-        let enough = node
-            .facts()
-            .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
-        enough && self.books.excluded(name, &pod.constraints).is_none() && {
-            let (empty, all) = (node.view_of(|_| false), &mut Budget::all());
-            self.fit_on(name, node, &empty, pod, |_| true, all).is_ok()
-        }
+    pub(crate) fn could_hold(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
+        self.books.excluded(name, &pod.constraints).is_none()
+            && self.trial().empty().fits(pod, name, Host::Whole, budget) == Some(true)
     }
 }

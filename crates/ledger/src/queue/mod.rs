@@ -23,8 +23,7 @@ mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, QueueFrom};
-use gpustow_pack::Request;
+use gpustow_api::PodFacts;
 
 use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
@@ -246,33 +245,14 @@ impl Queue {
         self.waiting.is_short(uid);
     }
 
-    /// Number of pods that wait.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// What they ask for, one entry per pod.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = (&Uid, Arc<Request>)> {
-        self.waiting.requests()
-    }
-
-    /// Where each of them stands.
-    pub(crate) fn turns(&self) -> impl Iterator<Item = &Turn> {
-        self.waiting.turns()
+    /// The pods that wait.
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// The pods that have autoscalers add nodes.
     pub(crate) fn placeholders(&self) -> &HashSet<Uid> {
         &self.placeholders
-    }
-
-    /// When the oldest of them was created.
-    pub(crate) fn oldest(&self) -> Option<i64> {
-        self.waiting.oldest()
-    }
-
-    pub(crate) fn is_waiting(&self, uid: &str) -> bool {
-        self.waiting.contains(uid)
     }
 
     /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
@@ -322,11 +302,6 @@ impl Queue {
             && (self.is_ungated_for_room(&pod.uid) || !self.gated.has_higher(pod.priority))
     }
 
-    /// Is room on this node offered to the pod?
-    pub(crate) fn is_offered(&self, uid: &str, node: &str) -> bool {
-        self.waiting.is_offered(uid, node)
-    }
-
     /// Is room kept for anybody anywhere, earmarked or promised?
     pub(crate) fn keeps_room(&self) -> bool {
         !self.holders.is_empty() || self.waiting.has_promised()
@@ -354,11 +329,6 @@ impl Queue {
     /// The gate of a pod that was to be ungated could not be removed.
     pub(crate) fn ungate_failed(&mut self, uid: &str) {
         self.waiting.ungate_failed(uid);
-    }
-
-    /// Which new pods would take room that pods wait for?
-    pub(crate) fn queue_from(&self) -> Vec<QueueFrom> {
-        self.waiting.queue_from()
     }
 
     /// The pods with our scheduling gate.

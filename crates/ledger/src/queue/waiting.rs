@@ -36,7 +36,7 @@ const KINDS: usize = 2048;
 
 /// The pods that wait, and the nodes that gained room.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     pods: HashMap<Uid, Wait>,
     ids: HashMap<Key, KindId>,
     kinds: HashMap<KindId, Kind>,
@@ -89,7 +89,7 @@ struct Bar {
 }
 
 impl Waiting {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pods.len()
     }
 
@@ -97,23 +97,23 @@ impl Waiting {
         self.pods.is_empty()
     }
 
-    pub(super) fn contains(&self, uid: &str) -> bool {
+    pub(crate) fn contains(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
     }
 
-    pub(super) fn requests(&self) -> impl Iterator<Item = (&Uid, Arc<Request>)> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = (&Uid, Arc<Request>)> {
         let request = |wait: &Wait| Some(self.kinds.get(&wait.kind)?.key.0.clone());
         let pods = self.pods.iter();
         pods.filter_map(move |(uid, wait)| Some((uid, request(wait)?)))
     }
 
     /// Where each of them stands.
-    pub(super) fn turns(&self) -> impl Iterator<Item = &Turn> {
+    pub(crate) fn turns(&self) -> impl Iterator<Item = &Turn> {
         self.pods.values().map(|wait| &wait.turn)
     }
 
     /// The creation time of the oldest.
-    pub(super) fn oldest(&self) -> Option<i64> {
+    pub(crate) fn oldest(&self) -> Option<i64> {
         self.pods.values().map(|wait| wait.turn.created()).min()
     }
 
@@ -389,7 +389,7 @@ impl Waiting {
     }
 
     /// Which new pods would take room that pods wait for. All, if these are of very many kinds.
-    pub(super) fn queue_from(&self) -> Vec<QueueFrom> {
+    pub(crate) fn queue_from(&self) -> Vec<QueueFrom> {
         let mut wanting = self.kinds.values().filter(|kind| kind.wants_room());
         if self.kinds.len() > KINDS {
             return wanting.next().map(|_| QueueFrom::ALL).into_iter().collect();

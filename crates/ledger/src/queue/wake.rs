@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus};
+use gpustow_pack::Mib;
 
 use super::Queue;
 use super::gated::Ungate;
@@ -26,6 +26,7 @@ use crate::borrowers::Asked;
 use crate::budget::Budget;
 use crate::scores::Scores;
 use crate::sight::Sight;
+use crate::trial::{Host, Left};
 use offering::Offering;
 
 /// What one call may cost, in looks at a pod or a node.
@@ -178,7 +179,7 @@ impl Waking<'_> {
             && let Some(uid) = self.queue.unfinished.pop()
         {
             let twice = |pod: &Arc<PodFacts>| pod.uid == uid;
-            if self.queue.is_waiting(&uid) && !again.iter().any(twice) {
+            if self.queue.waiting().contains(&uid) && !again.iter().any(twice) {
                 again.extend(self.sight().asleep(&uid));
             }
         }
@@ -228,7 +229,9 @@ impl Waking<'_> {
                 look.all -= 1;
                 *work = work.saturating_sub(1 + price(&pod));
                 let node = self.books.nth_node(look.all);
-                if node.is_some_and(|(name, _)| self.sight().could_hold(name, &pod)) {
+                if node.is_some_and(|(name, _)| {
+                    self.sight().could_hold(name, &pod, &mut Budget::all())
+                }) {
                     look.could = true;
                     look.all = 0;
                 }
@@ -284,7 +287,7 @@ impl Sight<'_> {
         &self,
         kind: KindId,
         name: &str,
-        left: &NodeGpus,
+        left: &Left,
         pod: &Arc<PodFacts>,
         work: &mut usize,
     ) -> bool {
@@ -317,19 +320,10 @@ impl Sight<'_> {
     }
 
     /// Would the pod fit in what is left of the node's room?
-    fn fits(&self, name: &str, left: &NodeGpus, pod: &PodFacts) -> bool {
-        let Some(request) = pod.asks.request() else {
-            return false;
-        };
-        let free = left.cpu_free_milli >= request.cpu_milli && left.ram_free >= request.ram;
-        let node = self.books.node(name);
-        let known = node.is_some_and(|node| node.facts().is_some());
-        (free || !known)
-            && node.is_some_and(|node| {
-                let all = &mut Budget::all();
-                self.fit_on(name, node, left, pod, |_| false, all).is_ok()
-            })
-            && (!self.queue.has_earmarks(name) || self.choose(name, pod, request).is_ok())
+    fn fits(&self, name: &str, left: &Left, pod: &PodFacts) -> bool {
+        let mut trial = self.trial().with(name, left);
+        trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
+            && (!self.queue.has_earmarks(name) || self.choose(name, pod).is_ok())
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.

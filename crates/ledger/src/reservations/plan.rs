@@ -8,12 +8,13 @@ use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
 
 use crate::Reason;
-use crate::books::{Node, Uid};
+use crate::books::{Hold, Node, Uid};
 use crate::budget::Budget;
 use crate::means::Means;
 use crate::queue::{Cause, Holder};
 use crate::round::Offer;
 use crate::sight::Sight;
+use crate::trial::{Charges, Host};
 
 /// Reserves what comes free for a pod that has waited long.
 pub(crate) struct Reserve;
@@ -44,7 +45,7 @@ impl Sight<'_> {
         uid: &Uid,
         name: &Arc<str>,
         budget: &mut Budget,
-    ) -> Offer<Plan> {
+    ) -> Offer<Rank> {
         let asleep = self.asleep(uid);
         let pod = match asleep {
             // That one pod of a gang fits helps none of it.
@@ -53,7 +54,7 @@ impl Sight<'_> {
         };
         match pod {
             None => Offer::Fits,
-            Some(pod) => self.place_on_node(&pod, name, budget),
+            Some(pod) => Offer::of(self.place_on_node(&pod, name, budget)),
         }
     }
 
@@ -63,15 +64,12 @@ impl Sight<'_> {
         pod: &PodFacts,
         name: &str,
         budget: &mut Budget,
-    ) -> Offer<Plan> {
-        let mut plan = || {
-            let request = pod.asks.request()?;
-            let (name, node) = self.books.named_node(name)?;
-            self.check(name).ok()?;
-            self.admits(name, node, pod, request).then_some(())?;
-            self.place_on(name, node, pod, request, budget)
-        };
-        plan().map_or(Offer::Nothing, Offer::Plan)
+    ) -> Option<Plan> {
+        let request = pod.asks.request()?;
+        let (name, node) = self.books.named_node(name)?;
+        self.check(name).ok()?;
+        self.admits(name, node, pod, request).then_some(())?;
+        self.place_on(name, node, pod, request, budget)
     }
 
     /// Does the node take such pods, and is it large enough?
@@ -120,70 +118,76 @@ impl Sight<'_> {
             };
             taken.extend(cards.iter().map(|(card, _)| (&**card, loses)));
         }
-        let mut view = node.view().clone();
-        budget.charge_view(node);
-        let mut empty = node.view_of(|_| false);
-        budget.charge_view(node);
-        for (card, mib) in self.reserved_for_gang(name, node, pod) {
-            for view in [&mut view, &mut empty] {
-                view.cards[card].free = view.cards[card].free.minus(mib);
-            }
+        let mut trial = self.trial().keeping_nothing();
+        for (other, charges) in self.reserved_for_gang(name, node, pod) {
+            trial.take(other, name, &charges);
         }
+        let cards = &trial.left(pod, name, budget).ok()?.view().cards;
         let mut order = Vec::new();
-        for (card, seen) in view.cards.iter_mut().enumerate() {
+        for (card, seen) in cards.iter().enumerate().filter(|(_, card)| card.usable) {
             let uuid = node.uuid(card);
             let by_others = taken.iter().filter(|(other, _)| *other == uuid);
-            let open = by_others.clone().all(|(_, loses)| loses.is_some())
-                && !self.queue.avoids_card(&pod.uid, Cause::Reserve, uuid);
-            seen.usable &= open;
-            if seen.usable {
-                let pods = node
-                    .shares()
-                    .filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
+            if by_others.clone().all(|(_, loses)| loses.is_some())
+                && !self.queue.avoids_card(&pod.uid, Cause::Reserve, uuid)
+            {
+                let shares = node.shares();
+                let pods = shares.filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
                 order.push((by_others.count(), pods.count(), Reverse(seen.free), card));
             }
         }
         order.sort_unstable();
         // Those that others wait for come last.
-        for &(.., card) in order.iter().filter(|(by_others, ..)| *by_others > 0) {
-            view.cards[card].usable = false;
-        }
-        for (count, &(.., card)) in order.iter().enumerate() {
-            view.cards[card] = *empty.cards.get(card)?;
+        let free = order.iter().filter(|(by_others, ..)| *by_others == 0);
+        let mut only: Vec<usize> = free.map(|(.., card)| *card).collect();
+        for (count, &(by_others, .., card)) in order.iter().enumerate() {
+            trial.clear(name, card);
+            only.extend((by_others > 0).then_some(card));
             if count + 1 < least {
                 continue;
             }
-            match self.fit_on(name, node, &view, pod, |_| false, budget) {
+            match trial.fit(pod, name, Some(&only), Host::Beside, budget) {
                 Ok(choice) => {
                     let charges = choice.placement.charges;
-                    let cards = charges.iter();
-                    let cards = cards.map(|&(card, mib)| (node.uuid(card).into(), mib));
-                    let cards: Vec<(Arc<str>, Mib)> = cards.collect();
-                    let is_its = |uuid: &str| cards.iter().any(|(card, _)| **card == *uuid);
-                    let overtaken = taken.iter().filter(|(uuid, _)| is_its(uuid));
-                    let mut overtakes: Vec<Uid> =
-                        overtaken.filter_map(|(_, loses)| loses.cloned()).collect();
-                    overtakes.sort_unstable();
-                    overtakes.dedup();
-                    let (waits_for, missing) = self.ends(name, node, pod, &charges);
-                    let rank = Rank {
-                        overtakes: overtakes.len(),
-                        waits_for: waits_for.len(),
-                        missing,
-                    };
-                    return Some(Plan {
-                        rank,
-                        node: name.clone(),
-                        cards,
-                        waits_for,
-                        overtakes,
-                    });
+                    return Some(self.plan_of_cards(name, node, pod, &charges, &taken));
                 }
                 Err(Reason::NotYet) => return None,
                 Err(_) => {}
             }
         }
         None
+    }
+
+    fn plan_of_cards(
+        &self,
+        name: &Arc<str>,
+        node: &Node,
+        pod: &PodFacts,
+        charges: Charges<'_>,
+        taken: &[(&str, Option<&Uid>)],
+    ) -> Plan {
+        let cards = node.by_uuid(charges);
+        let is_its = |uuid: &str| cards.iter().any(|(card, _)| **card == *uuid);
+        let overtaken = taken.iter().filter(|(uuid, _)| is_its(uuid));
+        let mut overtakes: Vec<Uid> = overtaken.filter_map(|(_, loses)| loses.cloned()).collect();
+        overtakes.sort_unstable();
+        overtakes.dedup();
+        let Ends {
+            pods: waits_for,
+            missing,
+            ..
+        } = self.ends(name, node, pod, charges);
+        let rank = Rank {
+            overtakes: overtakes.len(),
+            waits_for: waits_for.len(),
+            missing,
+        };
+        Plan {
+            rank,
+            node: name.clone(),
+            cards,
+            waits_for,
+            overtakes,
+        }
     }
 
     /// Is this reserved for another pod of the pod's gang?
@@ -196,12 +200,23 @@ impl Sight<'_> {
             && self.queue.reservation_for(uid).is_some()
     }
 
-    /// What is reserved on the node for other pods of the pod's gang, by GPU: they come together.
-    fn reserved_for_gang(&self, name: &str, node: &Node, pod: &PodFacts) -> Vec<(usize, Mib)> {
+    /// Other pods of the pod's gang for which GPUs of the node are reserved, and those: they come together.
+    fn reserved_for_gang(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+    ) -> Vec<(&PodFacts, Vec<(usize, Mib)>)> {
         let holders = self.queue.holders(name);
         let holders = holders.filter(|it| self.is_reserved_for_gang(it, pod));
-        let earmarks = holders.filter_map(|it| self.queue.earmark_of(it));
-        earmarks.flat_map(|it| node.charges(it.cards())).collect()
+        let reserved = holders.filter_map(|it| {
+            let earmark = self.queue.earmark_of(it)?;
+            Some((
+                self.queue.pod_of(it, self.books)?,
+                node.charges(earmark.cards()),
+            ))
+        });
+        reserved.collect()
     }
 
     /// Who has to end, at the least, before the pod has so much of these cards, and what of that is not free.
@@ -210,36 +225,59 @@ impl Sight<'_> {
         name: &str,
         node: &Node,
         pod: &PodFacts,
-        charges: &[(usize, Mib)],
-    ) -> (Vec<Uid>, Mib) {
+        charges: Charges<'_>,
+    ) -> Ends {
         let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod));
         let gangs = self.reserved_for_gang(name, node, pod);
-        let (mut ends, mut all): (Vec<Uid>, Mib) = (Vec::new(), Mib::ZERO);
+        let gangs = || gangs.iter().flat_map(|(_, charges)| charges);
+        let mut ends = Ends::default();
         for &(card, mib) in charges {
             let Some(seen) = node.view().cards.get(card) else {
                 continue;
             };
             let uuid = node.uuid(card);
-            let holds = node.shares().map(|(uid, hold, _)| (hold.on(uuid), uid));
-            let mut holds: Vec<(Mib, &Uid)> = holds.filter(|(held, _)| *held > Mib::ZERO).collect();
-            // Those who leave anyway first, then those who are counted already, then the largest.
-            holds.sort_unstable_by_key(|(held, uid)| {
-                (!leaves(uid), !ends.contains(uid), Reverse(*held), *uid)
+            let holds = node
+                .shares()
+                .filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
+            let mut holds: Vec<(&Uid, &Hold)> = holds.map(|(uid, hold, _)| (uid, hold)).collect();
+            let repels = |hold: &Hold| pod.asks.request().is_some_and(|it| hold.repels(it));
+            // Those that may not share the GPU with the pod, those who leave anyway, those who are counted, the largest.
+            holds.sort_unstable_by_key(|(uid, hold)| {
+                let known = (!leaves(uid), !ends.pods.contains(uid));
+                (!repels(hold), known, Reverse(hold.on(uuid)), *uid)
             });
-            let gangs = gangs.iter().filter(|(other, _)| *other == card);
-            let gangs: Mib = gangs.map(|(_, mib)| *mib).sum();
-            let mut missing = mib.minus(seen.free.minus(gangs));
-            all = all + missing;
-            for (held, uid) in holds {
-                if missing == Mib::ZERO {
+            let of_gang = gangs().filter(|(other, _)| *other == card);
+            let of_gang: Mib = of_gang.map(|(_, mib)| *mib).sum();
+            let mut missing = mib.minus(seen.free.minus(of_gang));
+            ends.missing = ends.missing + missing;
+            for (uid, hold) in holds {
+                if missing == Mib::ZERO && !repels(hold) {
                     break;
                 }
-                missing = missing.minus(held);
-                if !leaves(uid) && !ends.contains(uid) {
-                    ends.push(uid.clone());
+                ends.is_repelled |= repels(hold);
+                missing = missing.minus(hold.on(uuid));
+                if !leaves(uid) && !ends.pods.contains(uid) {
+                    ends.pods.push(uid.clone());
                 }
             }
         }
-        (ends, all)
+        ends
+    }
+}
+
+/// What keeps a pod from the GPUs that are reserved for it.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// Pods that have to finish.
+    pub(super) pods: Vec<Uid>,
+    missing: Mib,
+    /// A pod that may not share a GPU with it is there.
+    is_repelled: bool,
+}
+
+impl Ends {
+    /// Is all of it free?
+    pub(super) fn are_over(&self) -> bool {
+        self.missing == Mib::ZERO && !self.is_repelled
     }
 }

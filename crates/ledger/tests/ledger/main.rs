@@ -9,6 +9,7 @@ mod build;
 mod burst;
 mod compute;
 mod cordons;
+mod counted;
 mod emptying;
 mod epoch;
 mod evidence;

@@ -23,6 +23,7 @@ use crate::queue::changes::Changes;
 use crate::queue::kind::KindId;
 use crate::queue::wake::Waking;
 use crate::sight::Sight;
+use crate::trial::{Host, Trial};
 
 /// So many pods are out at a time.
 const MOST: usize = 4;
@@ -321,24 +322,25 @@ impl Sight<'_> {
             return Ok(false);
         }
         budget.charge(node.bound().len());
-        let lower = |uid: &str| {
-            let other = self.books.pod(uid);
-            other.is_some_and(|other| {
-                other.priority < pod.priority && !other.deleting && other.assignment.is_some()
-            })
+        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let goes = |it: &&Arc<PodFacts>| {
+            it.priority < pod.priority && !it.deleting && it.assignment.is_some()
         };
-        if !node.bound().keys().any(|uid| lower(uid)) {
+        let mut lower = pods.filter(goes).map(|it| it.uid.clone()).peekable();
+        if lower.peek().is_none() {
             return Ok(false);
         }
-        let mut fits = |gone: &dyn Fn(&str) -> bool| {
-            let gone = |uid: &str| *uid == *pod.uid || gone(uid);
-            let view = self.view_without(name, node, pod, gone, budget)?;
-            match self.fit_on(name, node, &view, pod, gone, budget) {
-                Ok(_) => Ok(true),
-                Err(Reason::NotYet) => Err(Reason::NotYet),
-                Err(_) => Ok(false),
-            }
+        let fits = |trial: &mut Trial<'_>, budget: &mut Budget| {
+            let fits = trial.fits(pod, name, Host::Beside, budget);
+            fits.ok_or(Reason::NotYet)
         };
-        Ok(fits(&lower)? && !fits(&|_| false)?)
+        let mut trial = self.trial();
+        trial.leave(lower.chain([pod.uid.clone()]));
+        if !fits(&mut trial, budget)? {
+            return Ok(false);
+        }
+        let mut trial = self.trial();
+        trial.leave([pod.uid.clone()]);
+        Ok(!fits(&mut trial, budget)?)
     }
 }

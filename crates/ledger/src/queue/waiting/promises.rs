@@ -204,7 +204,7 @@ impl Waiting {
     }
 
     /// Is room on this node offered to the pod, or about to be beyond what fits together?
-    pub(in crate::queue) fn is_offered(&self, uid: &str, node: &str) -> bool {
+    pub(crate) fn is_offered(&self, uid: &str, node: &str) -> bool {
         let wait = self.pods.get(uid);
         let promised = wait.and_then(|wait| wait.promised.as_ref());
         promised.is_some_and(|(promised, _)| **promised == *node)

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
-use gpustow_pack::{NodeGpus, Request};
 
 use super::{Waking, price};
 use crate::books::Uid;
@@ -13,13 +12,14 @@ use crate::budget::Budget;
 use crate::queue::kind::KindId;
 use crate::queue::turn::Turn;
 use crate::sight::Sight;
+use crate::trial::{Host, Left, Trial};
 
 /// A node whose room is being offered.
 #[derive(Debug)]
 pub(super) struct Offering {
     pub(super) node: Arc<str>,
     /// Its room less what was promised.
-    left: NodeGpus,
+    left: Left,
     /// How many more may be offered all of it.
     extra: u32,
     /// The kinds whose first pods stand behind this have not been looked at.
@@ -66,7 +66,7 @@ impl Waking<'_> {
             let node = self.queue.waiting.offers().next()?;
             *work -= 1;
             let least = self.queue.waiting.least().unwrap_or_default();
-            let room = |view: &NodeGpus| view.largest() >= least;
+            let room = |left: &Left| left.view().largest() >= least;
             if let Some(left) = self.sight().unpromised(&node).filter(room) {
                 let extra = self.queue.waiting.offers().extra(&node);
                 return Some(Offering {
@@ -93,7 +93,7 @@ impl Waking<'_> {
         let interval = self.config.wake_again_after;
         loop {
             let least = self.queue.waiting.least().unwrap_or_default();
-            if offering.extra == 0 && offering.left.largest() < least {
+            if offering.extra == 0 && offering.left.view().largest() < least {
                 return true;
             }
             if *work == 0 || woken.len() >= limit || !self.queue.waiting.has_credit() {
@@ -171,7 +171,7 @@ impl Waking<'_> {
             return Answer::None;
         };
         let alone = offering.extra > 0;
-        if !(request.may_fit(&offering.left) || alone) || !self.sight().may_fit(name, &pod) {
+        if !(request.may_fit(offering.left.view()) || alone) || !self.sight().may_fit(name, &pod) {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
@@ -180,12 +180,13 @@ impl Waking<'_> {
                 return answer;
             }
             if !pod.queued {
-                self.sight().take(name, &mut offering.left, &pod);
+                let left = self.sight().left_beside(name, &offering.left, &pod);
+                offering.left = left.unwrap_or(offering.left.clone());
             }
             Answer::Comes(pod)
         } else if alone
             && !self.books.gang(&pod).is_some_and(Group::is_in_tree)
-            && self.fits_alone(name, &pod, request)
+            && self.fits_alone(name, &pod)
         {
             offering.extra -= 1;
             Answer::Comes(pod)
@@ -221,9 +222,9 @@ impl Waking<'_> {
     }
 
     /// Would the pod fit if nobody else came for the room that is offered?
-    fn fits_alone(&mut self, name: &str, pod: &PodFacts, request: &Request) -> bool {
+    fn fits_alone(&mut self, name: &str, pod: &PodFacts) -> bool {
         self.queue.waiting.set_extra(Some(&pod.uid));
-        let fits = self.sight().choose(name, pod, request).is_ok();
+        let fits = self.sight().choose(name, pod).is_ok();
         self.queue.waiting.set_extra(None);
         fits
     }
@@ -244,27 +245,29 @@ impl Waking<'_> {
 
 impl Sight<'_> {
     /// A node's room less what is promised there; `None` if nobody may go there.
-    pub(super) fn unpromised(&self, name: &str) -> Option<NodeGpus> {
+    pub(super) fn unpromised(&self, name: &str) -> Option<Left> {
         self.check(name).ok()?;
-        let mut left = NodeGpus::clone(self.books.node(name)?.view());
+        let mut trial = self.trial().keeping_nothing();
         let promised = self.queue.waiting.promised_on(name).iter();
         // What is kept is looked at on its own.
-        for uid in promised.filter(|uid| !self.queue.has_more_than_reservation(uid)) {
-            if let Some(pod) = self.books.pod(uid) {
-                self.take(name, &mut left, pod);
-            }
+        let promised = promised.filter(|uid| !self.queue.has_more_than_reservation(uid));
+        for pod in promised.filter_map(|uid| self.books.pod(uid)) {
+            come(&mut trial, name, pod);
         }
-        Some(left)
+        trial.left_for_all(name)
     }
 
-    /// Takes room for a pod, if there is any.
-    fn take(&self, name: &str, left: &mut NodeGpus, pod: &PodFacts) {
-        let (Some(node), Some(request)) = (self.books.node(name), pod.asks.request()) else {
-            return;
-        };
-        let all = &mut Budget::all();
-        if let Ok(choice) = self.fit_on(name, node, left, pod, |_| false, all) {
-            left.take(request, &choice.placement.charges);
-        }
+    /// The same once the pod has come, too.
+    fn left_beside(&self, name: &str, left: &Left, pod: &PodFacts) -> Option<Left> {
+        let mut trial = self.trial().with(name, left);
+        come(&mut trial, name, pod);
+        trial.left_for_all(name)
+    }
+}
+
+/// The pod comes, if there is room for it.
+fn come(trial: &mut Trial<'_>, name: &str, pod: &PodFacts) {
+    if let Ok(choice) = trial.fit(pod, name, None, Host::Beside, &mut Budget::all()) {
+        trial.take(pod, name, &choice.placement.charges);
     }
 }

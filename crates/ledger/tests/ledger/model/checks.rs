@@ -244,11 +244,12 @@ impl World {
         NODES.iter().any(|name| self.fits_on(ledger, pod, name))
     }
 
-    /// Preempt says that no pod has to go, and there is CPU. The pod is not in the node's books.
+    /// Preempt says that no pod has to go, and there are CPU and a slot. The pod is not in the node's books.
     pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let kept = || ledger.explain(pod, name, self.now).is_err();
-        let cpu = ledger.refused_in_tree(name, pod).is_none();
-        cpu && self.has_room(ledger, pod, name) && !(self.switches.scarce_cpu && kept())
+        let host = ledger.refused_in_tree(name, pod).is_none();
+        let scarce = self.switches.scarce_cpu || self.switches.few_slots;
+        host && self.has_room(ledger, pod, name) && !(scarce && kept())
     }
 
     /// Preempt says that no pod has to go.

@@ -1,12 +1,13 @@
 //! New pods in the model.
 
 use std::iter;
+use std::sync::Arc;
 
 use gpustow_api::limit::Enforce;
 use gpustow_api::{PodFacts, Regards, Sleep, names};
-use gpustow_pack::Mib;
+use gpustow_pack::{Mib, Rules};
 
-use super::event::{Event, Limit};
+use super::event::{Event, Limit, Neighbours};
 use super::gangs::group;
 use super::world::{World, pick};
 use crate::build::{asking, exclusive, limited, placed_by, required};
@@ -69,6 +70,7 @@ impl World {
             pod.asks.change(|request| {
                 request.cpu_milli = traits.cpu_milli;
                 request.isolated = isolated;
+                request.rules = traits.neighbours.map(|it| Arc::new(rules(it)));
                 request.compute = if whole || isolated { 0 } else { traits.compute };
                 let claims = request.claims.iter_mut();
                 claims.for_each(|claim| claim.percentage = part);
@@ -117,6 +119,21 @@ impl World {
             self.reject_as(&pod.uid, &uid);
         }
         self.server.create(pod);
+    }
+}
+
+/// What the pod says of the pods that it shares GPUs with.
+fn rules(neighbours: Neighbours) -> Rules {
+    let group = |number| Some(format!("default/{number}").into());
+    match neighbours {
+        Neighbours::Together(number) => Rules {
+            affinity: group(number),
+            ..Rules::default()
+        },
+        Neighbours::Apart(number) => Rules {
+            anti_affinity: group(number),
+            ..Rules::default()
+        },
     }
 }
 

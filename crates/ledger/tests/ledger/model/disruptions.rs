@@ -165,11 +165,11 @@ impl World {
         let fits = self
             .ledger
             .preempt(pod, node, &uids, &|_| false, &mut budget, self.now);
-        fits == Some(Victims::default()) && self.has_cpu_without(pod, node, &gone)
+        fits == Some(Victims::default()) && self.has_host_without(pod, node, &gone)
     }
 
-    /// Has the node enough CPU for the pod once these are gone, by what the ledger knows?
-    pub(super) fn has_cpu_without(
+    /// Has the node enough CPU and a slot for the pod once these are gone, by what the ledger knows?
+    pub(super) fn has_host_without(
         &self,
         pod: &PodFacts,
         node: &str,
@@ -186,7 +186,9 @@ impl World {
             }
         }
         stay.retain(|uid, _| *uid != pod.uid && !gone.contains(uid));
+        let pods = stay.len() as u64;
         stay.values().sum::<u64>() + cpu(pod) <= self.cpu()
+            && self.slots().is_none_or(|slots| pods < slots)
     }
 
     /// Pods for which others have been deleted and that will run, as far as is known, unless room is given to others.

@@ -46,6 +46,15 @@ impl Limit {
     }
 }
 
+/// The pods of a group and GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Neighbours {
+    /// They share their GPUs.
+    Together(u8),
+    /// They share no GPU.
+    Apart(u8),
+}
+
 /// What a new pod has beside its request, in some histories.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traits {
@@ -68,6 +77,8 @@ pub(super) struct Traits {
     pub(super) compute: u8,
     /// It gets a MIG instance of its own.
     pub(super) isolated: bool,
+    /// Which pods it shares its GPUs with, or with which it shares none.
+    pub(super) neighbours: Option<Neighbours>,
     /// What its owner lets be done at most to have it give memory back.
     pub(super) action: Option<Action>,
 }

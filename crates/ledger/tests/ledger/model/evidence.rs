@@ -74,7 +74,7 @@ impl World {
 
     /// Do kube-scheduler's own filters pass the node, GPU memory apart?
     pub(super) fn admits(&self, pod: &PodFacts, name: &str) -> bool {
-        !self.is_rejected(pod, name) && self.has_cpu(pod, name)
+        !self.is_rejected(pod, name) && self.has_host(pod, name)
     }
 
     pub(super) fn is_rejected(&self, pod: &PodFacts, name: &str) -> bool {
@@ -83,15 +83,16 @@ impl World {
         node.is_some_and(|node| rejects & (1 << node) != 0)
     }
 
-    /// Is enough CPU left of the node, by what is true? Pods that it has chosen a node for are assumed to be there.
-    pub(super) fn has_cpu(&self, pod: &PodFacts, name: &str) -> bool {
+    /// Are enough CPU and a slot left of the node, by what is true? Pods that it has chosen a node for are assumed to be there.
+    pub(super) fn has_host(&self, pod: &PodFacts, name: &str) -> bool {
         let here = self.server.pods.iter().filter(|it| {
             let assumed = || self.chosen.get(&it.uid).copied();
             let node = it.node.as_deref().or_else(assumed);
             it.uid != pod.uid && !it.released && node == Some(name)
         });
-        let used: u64 = here.map(cpu).sum();
-        used + cpu(pod) <= self.cpu()
+        let used: u64 = here.clone().map(cpu).sum();
+        let pods = here.count() as u64;
+        used + cpu(pod) <= self.cpu() && self.slots().is_none_or(|slots| pods < slots)
     }
 
     /// Is the node's sum of GPU memory enough, by what is true?

@@ -45,6 +45,7 @@ fn history(seed: u64) -> History {
     let mut random = Random::new(seed);
     let mut switches = Switches::draw(&mut random);
     switches.draw_words(&mut Random::new(!seed));
+    switches.draw_rules(&mut Random::new(seed.rotate_left(32)));
     // Chance alone seldom leads to a pod that waits for what others borrow or hold.
     let mut events = switches.prelude(&mut random);
     let length = 4 + random.below(LENGTH);

@@ -102,7 +102,7 @@ impl World {
                     self.ledger
                         .preempt(first, name, &victims, &|_| false, &mut budget, now);
                 let gone = victims.iter().cloned().collect();
-                others == Some(Victims::default()) && self.has_cpu_without(first, name, &gone)
+                others == Some(Victims::default()) && self.has_host_without(first, name, &gone)
             });
             require(!would_take, || {
                 format!("{} goes before {}", pod.uid, first.uid)

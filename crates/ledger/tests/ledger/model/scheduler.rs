@@ -166,6 +166,7 @@ impl World {
                 format!("{uid} takes {mib} of {uuid}, which has {}", card.total_mib)
             })?;
             self.check_instance(&pod, name, card, &assignment)?;
+            self.check_apart(&pod, uuid)?;
             let compute = u64::from(assignment.compute);
             require(card.mps == (compute > 0), || {
                 format!("{uid} has {compute} % of the compute of {card:?}")
@@ -193,6 +194,23 @@ impl World {
             awaited: true,
         });
         Ok(None)
+    }
+
+    /// No other pod holds the card that shares none with this one.
+    fn check_apart(&self, pod: &PodFacts, uuid: &str) -> Result<(), String> {
+        let group = |pod: &PodFacts| pod.asks.request()?.rules.as_ref()?.anti_affinity.clone();
+        let Some(own) = group(pod) else {
+            return Ok(());
+        };
+        let shares = self.shares().into_iter();
+        let mut others = shares.filter(|(uid, _, card, _)| *uid != pod.uid && *card == *uuid);
+        let other = others.find(|(uid, ..)| {
+            let known = self.ledger.pod(uid);
+            known.is_some_and(|known| group(&known).as_ref() == Some(&own))
+        });
+        require(other.is_none(), || {
+            format!("{} gets {uuid} beside {other:?}", pod.uid)
+        })
     }
 
     pub(super) fn end_bind(&mut self, index: usize) {

@@ -3,7 +3,7 @@
 use gpustow_api::Regards;
 use gpustow_api::config::Action;
 
-use super::event::{Event, Limit, Random};
+use super::event::{Event, Limit, Neighbours, Random};
 use super::server::{MIG, MPS, OTHERS};
 
 /// What one history has turned on.
@@ -37,6 +37,10 @@ pub(super) struct Switches {
     pub(super) mps: bool,
     /// Agents make MIG instances on some GPUs, and some pods get one.
     pub(super) mig: bool,
+    /// Some pods say with which others they share GPUs.
+    pub(super) neighbours: bool,
+    /// Nodes take a few pods only.
+    pub(super) few_slots: bool,
     /// Nodes have CPU for a few pods only.
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -125,6 +129,13 @@ impl Switches {
         self.regards = random.below(3) == 0;
     }
 
+    /// Turns on what else decides whether a pod can run on a node: by a generator of its own, for the same reason. The oracle of
+    /// gangs knows nothing of it.
+    pub(super) fn draw_rules(&mut self, random: &mut Random) {
+        self.neighbours = random.below(4) == 0 && !self.gangs;
+        self.few_slots = random.below(5) == 0 && !self.gangs;
+    }
+
     /// Does something make pods finish for others?
     pub(super) fn disrupts(self) -> bool {
         self.preempt || self.defragment
@@ -209,6 +220,18 @@ impl Switches {
         }
         if self.mig {
             pod.isolated = random.below(2) == 0;
+        }
+        if self.neighbours {
+            use Neighbours::{Apart, Together};
+            let all = [
+                None,
+                None,
+                Some(Together(0)),
+                Some(Apart(0)),
+                Some(Apart(0)),
+                Some(Apart(1)),
+            ];
+            pod.neighbours = all[usize::try_from(random.below(6)).unwrap_or(0)];
         }
         if self.sleepers {
             pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];

@@ -478,9 +478,15 @@ impl World {
         }
     }
 
+    /// How many pods each node takes.
+    pub(super) fn slots(&self) -> Option<u64> {
+        self.switches.few_slots.then_some(3)
+    }
+
     fn node(&self, name: &str) -> NodeFacts {
         NodeFacts {
             cpu_milli: self.cpu(),
+            pods: self.slots(),
             ..node(name)
         }
     }
