@@ -145,8 +145,7 @@ impl Ledger {
     pub fn expire(&mut self, now: Duration) {
         let ttl = self.config.claim_ttl;
         self.note_late_borrowers(now);
-        self.queue.expire_earmarks(&self.books, now, ttl);
-        self.queue.end_nominations(&self.books, now);
+        self.change(|earmarks, books| earmarks.expire(books, now, ttl));
         let change = self.books.expire(now);
         self.follow(change);
     }

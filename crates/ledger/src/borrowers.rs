@@ -14,6 +14,7 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::{Node, Uid};
+use crate::earmarks::Cause;
 use crate::maps::HashMap;
 use crate::sight::Sight;
 
@@ -47,8 +48,8 @@ impl Ledger {
     /// Notes whose memory did not come in time: before what is reclaimed ends.
     pub(crate) fn note_late_borrowers(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
-        for uid in self.queue.all_reclaims() {
-            let earmark = self.queue.earmark(&uid);
+        for uid in self.earmarks.all_of(Cause::Reclaim) {
+            let earmark = self.earmarks.earmark(&uid);
             if earmark.is_some_and(|it| it.until() <= now) {
                 let victims = self.sight(now).reclamation(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use crate::queue::Ended;
+use crate::earmarks::Ended;
 use crate::sight::Sight;
-use crate::{Config, Ledger};
+use crate::{Config, Ledger, MEANS};
 
 impl Ledger {
     /// Goes on with another configuration. Whatever a feature that is off now has reserved is free again, and pods
@@ -14,23 +14,14 @@ impl Ledger {
     pub fn configure(&mut self, config: Config) {
         self.config = config;
         self.scores.set_policy(config.policy);
-        let mut ended = Vec::new();
-        if !config.reclaim {
-            ended.extend(self.queue.all_reclaims());
-        }
-        if config.keep.is_none() {
-            ended.extend(self.queue.all_reservations());
-        }
-        let mut fragmented = self.queue.all_evictions();
-        fragmented.retain(|uid| match self.queue.is_defragmented_for(uid) {
-            true => !config.moves,
-            false => !config.preempt_fragmented,
-        });
-        ended.append(&mut fragmented);
+        let off = MEANS.into_iter();
+        let off = off.filter(|means| self.sight(Duration::ZERO).acts_after(*means).is_none());
+        let ended: Vec<_> = off.flat_map(|means| self.earmarks.all_of(means)).collect();
         for uid in ended {
-            self.queue.end(&uid, Ended::Needless, &self.books);
+            self.end(&uid, Ended::Needless);
         }
-        self.queue.set_queueing(config.queue, &self.books);
+        self.queue
+            .set_queueing(config.queue, &mut self.earmarks, &self.books);
         let change = self.books.configure(config.stale_after, config.of_views());
         self.follow(change);
     }

@@ -106,7 +106,7 @@ impl Ledger {
         if behind
             && !candidates
                 .iter()
-                .any(|name| self.queue.goes_first(ask.pod, name))
+                .any(|name| self.sight(now).goes_first(ask.pod, name))
         {
             self.waking(now).look_at_queued();
         }
@@ -159,7 +159,10 @@ impl Ledger {
                 continue;
             };
             offered.insert(slot);
-            if behind && self.queue.is_for_queued(name) && !self.queue.goes_first(ask.pod, name) {
+            if behind
+                && self.queue.is_for_queued(name)
+                && !self.sight(now).goes_first(ask.pod, name)
+            {
                 refused.push((name, Reason::Queued));
                 continue;
             }
@@ -264,11 +267,11 @@ impl Ledger {
     /// The pod was refused just now on all of these nodes.
     pub(crate) fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
         let claimed_until = now + self.config.claim_ttl;
-        self.queue
-            .earmark_for_nominated(pod, &self.books, claimed_until);
+        self.change(|it, books| it.earmark_for_nominated(pod, books, claimed_until));
         self.member_refused(pod);
+        let (earmarks, books) = (&mut self.earmarks, &self.books);
         self.queue
-            .refused(pod, candidates, &self.books, &self.config, now);
+            .refused(pod, candidates, earmarks, books, &self.config, now);
     }
 
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.
@@ -337,7 +340,7 @@ impl Ledger {
         let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let is_ruled = request.rules.is_some();
-        let is_kept = || self.queue.keeps_room() && self.sight(now).is_kept_from(name, pod);
+        let is_kept = || self.sight(now).is_kept_from(name, pod);
         if is_ruled || is_kept() {
             let choice = self.sight(now).trial().choose(pod, name, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
@@ -391,11 +394,11 @@ impl Sight<'_> {
         tolerates: &dyn Fn(&Taints) -> bool,
     ) -> bool {
         if !tainted {
-            return self.queue.empties(name);
+            return self.earmarks.empties(name);
         }
         let facts = self.books.node(name).and_then(Node::facts);
         let taints = facts.map(|facts| &facts.prefer_no_schedule);
-        self.queue.empties(name)
+        self.earmarks.empties(name)
             || taints.is_some_and(|taints| !taints.is_empty() && !tolerates(taints))
     }
 }

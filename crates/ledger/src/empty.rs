@@ -18,9 +18,9 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::earmarks::{Beneficiary, doubled};
 use crate::fragmented::{Broken, Move};
 use crate::maps::HashMap;
-use crate::queue::{Beneficiary, doubled};
 use crate::sight::Sight;
 
 /// Every pod of a node must have run for so many seconds.
@@ -100,7 +100,7 @@ impl Rounds {
 impl Ledger {
     /// The node for which it is to be decided now whether it is emptied, if there is one. To be called every second or so.
     pub fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
-        if !self.sight(now).may_empty() || self.queue.awaits_replacements() {
+        if !self.sight(now).may_empty() || self.earmarks.awaits_replacements() {
             return None;
         }
         self.turn(|it| &mut it.emptying, now, Rounds::due)
@@ -116,7 +116,7 @@ impl Ledger {
         now: Duration,
     ) -> bool {
         let sight = self.sight(now);
-        if !sight.may_empty() || self.queue.awaits_replacements() {
+        if !sight.may_empty() || self.earmarks.awaits_replacements() {
             return false;
         }
         let mut budget = Budget::of_look();
@@ -148,7 +148,7 @@ impl Ledger {
     #[must_use]
     pub fn emptying(&self, now: Duration) -> Option<Emptying> {
         let sight = self.sight(now);
-        let (name, kept) = self.queue.emptied().filter(|_| sight.may_empty())?;
+        let (name, kept) = self.earmarks.emptied().filter(|_| sight.may_empty())?;
         let node = sight.may_be_emptied(name)?;
         let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
@@ -175,7 +175,7 @@ impl Sight<'_> {
     fn may_empty(&self) -> bool {
         let comes = |uid: &Uid| {
             let pod = self.books.pod(uid).filter(|pod| pod.queued);
-            pod.is_some_and(|pod| self.queue.left_emptied(pod))
+            pod.is_some_and(|pod| self.earmarks.left_emptied(pod))
         };
         let is_on = self.config.moves && self.config.empties;
         is_on && self.queue.waiting().turns().all(|turn| comes(turn.uid()))
@@ -227,7 +227,7 @@ impl Sight<'_> {
         let node = self.books.node(name)?;
         let is_open = node.facts().is_some_and(|facts| !facts.cordoned);
         let is_calm = node.shares().count() == node.bound().len();
-        let is_kept = self.queue.holders(name).next().is_some();
+        let is_kept = self.earmarks.holders(name).next().is_some();
         (is_open && is_calm && !is_kept).then_some(node)
     }
 

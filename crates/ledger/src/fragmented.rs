@@ -19,14 +19,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Mib, Request};
+use gpustow_pack::{Choice, Request};
 
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::earmarks::{Beneficiary, Cause, Earmark, Ended};
 use crate::maps::HashSet;
-use crate::means::{self, Means, Reserved};
-use crate::queue::{Beneficiary, Cause, Earmark, Ended, Evidence};
+use crate::means::{self, Reserved};
+use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
@@ -42,9 +43,6 @@ const KINDS: usize = 16;
 const GAINS: usize = 64;
 /// Who of these pods, the most important first, cannot end without breaking a disruption budget.
 pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
-
-/// Evicts pods of lower priority.
-pub(crate) struct Preempt;
 
 /// kube-scheduler's order: fewest broken budgets, lowest highest priority, smallest sum of priorities, fewest pods, the
 /// most important of them started latest.
@@ -75,36 +73,6 @@ impl Rank {
 
 type Plan = means::Plan<Rank>;
 
-impl Means for Preempt {
-    type Rank = Rank;
-    const CAUSE: Cause = Cause::Preempt;
-
-    fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
-        let leaving = sight.leaving(&plan.node).into_iter();
-        let all: Vec<Uid> = leaving.chain(plan.waits_for.iter().cloned()).collect();
-        sight.config.reclaim_for + sight.grace(&all)
-    }
-}
-
-/// Evicts pods whose replacements have room elsewhere.
-pub(crate) struct Defragment;
-
-/// What is evicted: the fewest MiB, then the fewest pods.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moved {
-    mib: Mib,
-    pods: usize,
-}
-
-impl Means for Defragment {
-    type Rank = Moved;
-    const CAUSE: Cause = Cause::Defragment;
-
-    fn lasts(sight: &Sight<'_>, plan: &means::Plan<Self::Rank>) -> Duration {
-        sight.config.reclaim_for + sight.grace(&plan.waits_for)
-    }
-}
-
 /// What may be thought of on a node.
 struct Site<'a> {
     pod: &'a PodFacts,
@@ -125,18 +93,18 @@ impl Ledger {
             return Vec::new();
         }
         self.expire(now);
-        self.queue.forget_controllers(now);
-        let all = self.queue.all_evictions();
+        self.earmarks.forget_controllers(now);
+        let all = self.earmarks.all_evictions();
         self.fragmented.keep_looked(&all);
         let mut budget = Budget::of_look();
         self.look_after_gangs(now);
-        for uid in self.queue.all_evictions_for_pods() {
+        for uid in self.earmarks.all_evictions_for_pods() {
             self.look_after_fragmented(&uid, now);
             self.look_at_gains(&uid, now, &mut budget);
         }
         self.count_spent(budget.spent());
         let empties = self.emptying(now).is_some();
-        self.queue.end_needless_replacements(empties, &self.books);
+        self.change(|it, books| it.end_needless_replacements(empties, books));
         if !self.config.preempt_fragmented {
             return Vec::new();
         }
@@ -147,7 +115,7 @@ impl Ledger {
         }
         for uid in looked.all_tried {
             if let Some(pod) = self.books.pod(&uid) {
-                self.queue.all_tried(pod, Cause::Preempt, now);
+                self.earmarks.all_tried(pod, Cause::Preempt, now);
             }
         }
         let gang = self.gang_that_may_preempt(now);
@@ -176,7 +144,7 @@ impl Ledger {
         let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
-        self.pursue::<Preempt>(&pod.uid, plan, now);
+        self.pursue(&pod.uid, Cause::Preempt, plan, now);
         self.fragmented.note_looked(&pod.uid, began);
         true
     }
@@ -184,8 +152,8 @@ impl Ledger {
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn. To be called every second
     /// or so.
     pub fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let moving = |uid: &Uid| self.queue.is_defragmented_for(uid);
-        if !self.config.moves || self.queue.all_evictions().iter().any(moving) {
+        let moving = |uid: &Uid| self.earmarks.find(uid, Cause::Defragment).is_some();
+        if !self.config.moves || self.earmarks.all_evictions().iter().any(moving) {
             return None;
         }
         self.turn(|it| &mut it.moving, now, Tries::due)
@@ -209,7 +177,7 @@ impl Ledger {
         };
         match step {
             Step::NotNow => {}
-            Step::Nothing => self.queue.all_tried(&pod, Cause::Defragment, now),
+            Step::Nothing => self.earmarks.all_tried(&pod, Cause::Defragment, now),
             Step::Open(open) => self.queue.ask_for_evidence(&pod.uid, open, now),
             Step::Moves(moves) => {
                 self.keep_moves(&pod, moves, began, now);
@@ -221,16 +189,13 @@ impl Ledger {
 
     fn keep_moves(&mut self, pod: &PodFacts, moves: Moves, began: u64, now: Duration) {
         let plan = means::Plan {
-            rank: Moved {
-                mib: moves.mib(),
-                pods: moves.moves.len(),
-            },
+            rank: (),
             node: moves.node,
             cards: moves.cards,
             waits_for: moves.moves.iter().map(|it| it.pod.uid.clone()).collect(),
             overtakes: Vec::new(),
         };
-        self.pursue::<Defragment>(&pod.uid, plan, now);
+        self.pursue(&pod.uid, Cause::Defragment, plan, now);
         self.fragmented.note_looked(&pod.uid, began);
         self.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()), now);
     }
@@ -257,8 +222,7 @@ impl Ledger {
             };
             let cause = Cause::Replacement;
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.queue
-                .put_replacement(&of, beneficiary.clone(), earmark);
+            self.change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
         }
     }
 
@@ -278,9 +242,9 @@ impl Ledger {
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Reserved> {
-        let all = self.queue.all_evictions_for_pods();
+        let all = self.earmarks.all_evictions_for_pods();
         let of_pods = all.iter().filter_map(|uid| self.preemption(uid, now));
-        let gangs = self.queue.gangs_with_evictions();
+        let gangs = self.earmarks.gangs_with_evictions();
         let of_gangs = gangs.iter().flat_map(|gang| self.preemptions_of(gang, now));
         of_pods.chain(of_gangs).collect()
     }
@@ -288,7 +252,7 @@ impl Ledger {
     /// The same for one pod, unless it is of a gang.
     #[must_use]
     pub fn preemption(&self, uid: &str, now: Duration) -> Option<Reserved> {
-        let earmark = self.queue.eviction_for(uid)?;
+        let earmark = self.earmarks.eviction_for(uid)?;
         let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
         let pod = self.books.pod(uid)?;
         let outdated = self.sight(now).outdated(pod, earmark.node());
@@ -330,7 +294,7 @@ impl Ledger {
 
     /// What is kept for one pod goes on, or ends.
     fn look_after_fragmented(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.queue.eviction_for(uid) else {
+        let Some(earmark) = self.earmarks.eviction_for(uid) else {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
@@ -346,7 +310,7 @@ impl Ledger {
                 return;
             }
         };
-        self.queue.end(uid, how, &self.books);
+        self.end(uid, how);
     }
 }
 
@@ -359,7 +323,7 @@ impl Sight<'_> {
 
     /// May others be evicted for the pod by this means?
     fn may_evict_for(&self, means: Cause, pod: &PodFacts) -> bool {
-        !self.queue.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
+        !self.earmarks.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all

@@ -28,8 +28,9 @@ use gpustow_api::{Group, PodFacts};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::decide::refuse_all;
+use crate::earmarks::{Cause, Earmark, Ended};
 use crate::fragmented::Broken;
-use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
+use crate::queue::{NodeSet, Turn};
 use crate::{Ask, Filtered, Ledger, Reason, Reserved};
 pub(crate) use cycle::Cycles;
 use plan::Member;
@@ -165,7 +166,7 @@ impl Ledger {
         let behind = self.queue.is_behind_queued(pod);
         let mut found = Vec::new();
         for &name in candidates {
-            let first = self.queue.goes_first(pod, name);
+            let first = self.sight(now).goes_first(pod, name);
             if behind && self.queue.is_for_queued(name) && !first {
                 continue;
             }
@@ -302,7 +303,7 @@ impl Ledger {
                     .cut
                     .extend(hunt.is_cut(&roll).then(|| first.uid.clone()));
                 for pod in &roll.open {
-                    self.queue.all_tried(pod, Cause::Preempt, now);
+                    self.earmarks.all_tried(pod, Cause::Preempt, now);
                 }
             }
         }
@@ -422,7 +423,7 @@ impl Ledger {
         }
         for (uid, node, request, cards, victims) in earmarks {
             let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
-            self.queue.put(uid, earmark.of_gang(gang), &self.books);
+            self.change(|it, books| it.put(uid, earmark.of_gang(gang), books));
         }
     }
 
@@ -436,7 +437,7 @@ impl Ledger {
             None => sight.needed_by(gang, &mut budget).unwrap_or_default(),
         };
         self.count_spent(budget.spent());
-        let all = self.queue.evictions_for(gang).into_iter();
+        let all = self.earmarks.evictions_for(gang).into_iter();
         let all = all.filter(|(uid, _)| self.books.assumed(uid).is_none());
         let all = all.filter_map(|(uid, earmark)| {
             let its = |pod: &mut Arc<PodFacts>| earmark.waits_for().contains(&pod.uid);
@@ -458,9 +459,9 @@ impl Ledger {
 
     /// What is earmarked for gangs goes on, or ends for all pods of a gang together.
     pub(crate) fn look_after_gangs(&mut self, now: Duration) {
-        for gang in self.queue.gangs_with_evictions() {
+        for gang in self.earmarks.gangs_with_evictions() {
             for (uid, how) in self.sight(now).left_gang(&gang) {
-                self.queue.end(&uid, how, &self.books);
+                self.end(&uid, how);
             }
             let mut budget = Budget::of_look();
             let how = self.sight(now).gang_ends(&gang, &mut budget);
@@ -474,10 +475,10 @@ impl Ledger {
     }
 
     fn end_gang(&mut self, gang: &Group, how: Ended) {
-        let all = self.queue.evictions_for(gang).into_iter();
+        let all = self.earmarks.evictions_for(gang).into_iter();
         let all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
         for uid in all {
-            self.queue.end(&uid, how, &self.books);
+            self.end(&uid, how);
         }
     }
 }

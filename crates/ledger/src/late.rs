@@ -13,8 +13,9 @@ use gpustow_api::gpunode::{Gpu, PodUse};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::earmarks::{Cause, Earmark};
 use crate::preempt::asked_in_sum;
-use crate::queue::{Earmark, Evidence};
+use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::Host;
 
@@ -23,7 +24,7 @@ impl Ledger {
     /// victims are gone. kube-scheduler may end the nomination for that; nothing is disrupted for the pod elsewhere
     /// meanwhile.
     pub fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
-        self.queue.expect_room(uid, node, &self.books, now);
+        self.change(|earmarks, books| earmarks.expect_room(uid, node, books, now));
     }
 
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
@@ -50,8 +51,10 @@ impl Ledger {
     /// The node where others terminate, move or give memory back for a pod. After a restart the pod's condition says so.
     #[must_use]
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
-        let queue = &self.queue;
-        let earmark = queue.eviction_for(uid).or_else(|| queue.reclaim_for(uid));
+        let all = &self.earmarks;
+        let earmark = all
+            .eviction_for(uid)
+            .or_else(|| all.find(uid, Cause::Reclaim));
         let told = || self.books.pod(uid)?.reserved_on.clone();
         earmark.map(|it| it.node().clone()).or_else(told)
     }
@@ -59,7 +62,7 @@ impl Ledger {
     /// The node where the pod has room soon, as far as is known.
     #[must_use]
     pub fn expected_on(&self, uid: &str, now: Duration) -> Option<Arc<str>> {
-        self.queue.expected_on(uid, now).cloned()
+        self.earmarks.expected_on(uid, now).cloned()
     }
 
     /// Has the node no report, or a stale one?
@@ -126,20 +129,20 @@ impl Sight<'_> {
         if ended {
             trial.leave(self.assumed_below(node, pod.priority));
             // Victims of the extender's own plan leave too, though the caller's list may be older than their eviction.
-            let own = self.queue.eviction_for(&pod.uid);
+            let own = self.earmarks.eviction_for(&pod.uid);
             let own = own.filter(|it| **it.node() == *name);
             trial.leave(own.into_iter().flat_map(Earmark::waits_for).cloned());
         }
         trial.leave(leaving.iter().chain([&pod.uid]).cloned());
         // A pod that was woken for the room may not come. That is no reason to evict pods elsewhere.
-        trial.leave(self.queue.woken_for(name, self.now).cloned());
+        trial.leave(self.woken_for(name).cloned());
         let budget = &mut Budget::of(self.config);
         trial.fits(pod, name, Host::Beside, budget) == Some(true)
     }
 
     /// Will the pod fit where kube-scheduler had others evicted for it, when all of these are gone?
     pub(crate) fn expects_room(&self, pod: &PodFacts) -> bool {
-        let node = self.queue.expected_on(&pod.uid, self.now);
+        let node = self.earmarks.expected_on(&pod.uid, self.now);
         node.is_some_and(|node| {
             let leaving: Vec<Uid> = self.leaving(node).into_iter().collect();
             self.fits_without(pod, node, &leaving, true)

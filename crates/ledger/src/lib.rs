@@ -14,11 +14,11 @@
 //!                         └─ watch: has a node ─▶ bound                       ▼
 //!                                                                            gone
 //! ```
-//! Inside are three parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
-//! bound), the *scores* (what filter remembers and policies have learnt) and the *queue* (who waits for
-//! which room). Only the books say what is true. Each of their verbs returns a `Change`, and scores and
-//! queue follow from that: nobody has to remember what else to update. The verbs of this crate's users,
-//! one file each, ask all three.
+//! Inside are four parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
+//! bound), the *scores* (what filter remembers and policies have learnt), the *earmarks* (for whom room is
+//! kept) and the *queue* (who waits for which room). Only the books say what is true. Each of their verbs
+//! returns a `Change`, and the others follow from that in one place. The verbs of this crate's users, one
+//! file each, ask all four.
 //!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
@@ -57,6 +57,7 @@ mod config;
 mod configure;
 mod decide;
 mod earmarked;
+mod earmarks;
 mod empty;
 mod explain;
 mod fragmented;
@@ -88,6 +89,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use books::{Books, Change, Event};
+use earmarks::Earmarks;
 use queue::Queue;
 use scores::Scores;
 use sight::Sight;
@@ -97,6 +99,7 @@ pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
+pub use earmarks::{Cause, Ended};
 pub use empty::Emptying;
 pub use fragmented::{Broken, Move, Moves};
 pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
@@ -105,7 +108,7 @@ pub use over_limit::OverLimit;
 pub use preempt::Victims;
 pub use problems::{Problem, twice};
 pub use provision::{Placeholder, Provision};
-pub use queue::{Cause, Ended, Queued, Ungate};
+pub use queue::{Queued, Ungate};
 pub use reason::Reason;
 pub use reclaim::Borrower;
 pub use report::{MEANS, Pursuit};
@@ -118,6 +121,7 @@ pub struct Ledger {
     config: Config,
     books: Books,
     scores: Scores,
+    earmarks: Earmarks,
     queue: Queue,
     over: over_limit::Seen,
     placing: reservations::Seen,
@@ -147,6 +151,7 @@ impl Ledger {
             config,
             books: Books::new(config.stale_after, config.of_views()),
             scores: Scores::new(config.policy),
+            earmarks: Earmarks::default(),
             queue: Queue::new(config.queue),
             ..Self::default()
         }
@@ -176,7 +181,19 @@ impl Ledger {
             }
             self.over.follow(&event, self.config.over_limit_for);
             self.scores.follow(&event, &mut self.books);
-            self.queue.follow(&event, &self.books);
+            self.queue.follow(&event, &mut self.earmarks, &self.books);
         }
+    }
+
+    /// Changes what is earmarked: the one way for the ledger's verbs, for the queue follows what is kept no more.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Earmarks, &Books) -> T) -> T {
+        let found = change(&mut self.earmarks, &self.books);
+        self.queue.gain(&mut self.earmarks);
+        found
+    }
+
+    /// What was earmarked for the pod ends.
+    fn end(&mut self, uid: &str, how: Ended) {
+        self.change(|earmarks, books| earmarks.end(uid, how, books));
     }
 }

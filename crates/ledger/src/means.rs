@@ -11,7 +11,8 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::Uid;
-use crate::queue::{Cards, Cause, Earmark, Ended};
+use crate::earmarks::{Cards, Cause, Earmark, Ended};
+use crate::maps::HashSet;
 use crate::reclaim::Borrower;
 use crate::sight::Sight;
 
@@ -27,16 +28,6 @@ pub(crate) struct Plan<R> {
     pub(super) waits_for: Vec<Uid>,
     /// Pods of lower priority that lose their reservations.
     pub(super) overtakes: Vec<Uid>,
-}
-
-/// A way to make room.
-pub(crate) trait Means {
-    /// How its plans are compared.
-    type Rank: Ord;
-    const CAUSE: Cause;
-
-    /// How long the room of a plan is awaited.
-    fn lasts(sight: &Sight<'_>, plan: &Plan<Self::Rank>) -> Duration;
 }
 
 /// Memory that is reserved for a pod that waits.
@@ -105,6 +96,17 @@ impl Sight<'_> {
         same && pod.may_be_placed() && self.books.assumed(&pod.uid).is_none()
     }
 
+    /// How long the room of a plan is awaited.
+    fn lasts<R>(&self, means: Cause, plan: &Plan<R>) -> Duration {
+        let leaving = match means {
+            Cause::Reserve => return self.config.keep_for,
+            Cause::Preempt => self.leaving(&plan.node),
+            _ => HashSet::default(),
+        };
+        let all: Vec<Uid> = leaving.iter().chain(&plan.waits_for).cloned().collect();
+        self.config.reclaim_for + self.grace(&all)
+    }
+
     /// Why a means makes no room for the pod, if that follows from the pod. How old it must be is asked elsewhere.
     pub(crate) fn not_now(&self, means: Cause, pod: &PodFacts) -> Option<NotNow> {
         let of_gang = || {
@@ -117,13 +119,13 @@ impl Sight<'_> {
         };
         // A reservation is given up for what another means makes.
         let has_room = || match means {
-            Cause::Reserve => self.queue.earmark(&pod.uid).is_some(),
-            _ => self.queue.has_more_than_reservation(&pod.uid),
+            Cause::Reserve => self.earmarks.earmark(&pod.uid).is_some(),
+            _ => self.earmarks.has_more_than_reservation(&pod.uid),
         };
         Some(match () {
             () if !pod.may_be_placed() => NotNow::NotPlaced,
             () if self.books.assumed(&pod.uid).is_some() => NotNow::Assumed,
-            () if self.queue.is_nominated(pod) => NotNow::Nominated,
+            () if self.earmarks.is_nominated(pod) => NotNow::Nominated,
             () if of_gang() => NotNow::OfGang,
             () if means == Cause::Preempt && !pod.preempts => NotNow::PreemptsNobody,
             () if has_room() => NotNow::HasRoom,
@@ -136,22 +138,22 @@ impl Sight<'_> {
 
 impl Ledger {
     /// Earmarks the room of a plan for the pod.
-    pub(super) fn pursue<M: Means>(&mut self, uid: &Uid, plan: Plan<M::Rank>, now: Duration) {
+    pub(super) fn pursue<R>(&mut self, uid: &Uid, means: Cause, plan: Plan<R>, now: Duration) {
         let pod = self.books.pod(uid);
         let Some(request) = pod.and_then(|pod| pod.asks.request().cloned()) else {
             return;
         };
         for other in &plan.overtakes {
-            self.queue.end(other, Ended::Overtaken, &self.books);
+            self.end(other, Ended::Overtaken);
         }
-        let until = now + M::lasts(&self.sight(now), &plan);
+        let until = now + self.sight(now).lasts(means, &plan);
         let Plan {
             node,
             cards,
             waits_for,
             ..
         } = plan;
-        let earmark = Earmark::of_cards(&node, M::CAUSE, &request, cards, waits_for, until);
-        self.queue.put(uid, earmark, &self.books);
+        let earmark = Earmark::of_cards(&node, means, &request, cards, waits_for, until);
+        self.change(|it, books| it.put(uid, earmark, books));
     }
 }

@@ -20,8 +20,8 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::{Event, Node, Uid};
+use crate::earmarks::{Controller, controller};
 use crate::maps::HashMap;
-use crate::queue::{Controller, controller};
 use crate::reclaim::Borrower;
 
 /// A pod that has been over its limit of a card for too long.

@@ -247,11 +247,11 @@ impl Sight<'_> {
         let is_bound_to_gpus = rules.is_some_and(|rules| {
             !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()
         });
-        let waits = !self.queue.is_nominated(&pod)
+        let waits = !self.earmarks.is_nominated(&pod)
             && !is_bound_to_gpus
             && self.books.assumed(uid).is_none()
             && !self.books.is_unfenced(uid)
-            && !self.queue.has_more_than_reservation(uid)
+            && !self.earmarks.has_more_than_reservation(uid)
             && !self.expects_room(&pod);
         waits.then_some((pod, request))
     }

@@ -16,9 +16,10 @@ use gpustow_pack::{Cost, Mib, Refusal};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
+use crate::earmarks::{Cause, Earmark, Ended};
 use crate::late::ended_in;
-use crate::means::{Means, Reserved};
-use crate::queue::{Cause, Earmark, Ended, Evidence};
+use crate::means::Reserved;
+use crate::queue::Evidence;
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::trial::Host;
@@ -40,9 +41,6 @@ pub struct Borrower {
 /// What is missing of cards, by their index in the view.
 type Missing = Vec<(usize, Mib)>;
 
-/// Has pods give back what they use beyond their requests.
-pub(crate) struct Reclaim;
-
 /// A plan where nothing may be done yet comes last. Then the one with fewer victims is taken, then the one that asks for
 /// less.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,15 +56,6 @@ pub(crate) struct Rank {
 
 type Plan = crate::means::Plan<Rank>;
 
-impl Means for Reclaim {
-    type Rank = Rank;
-    const CAUSE: Cause = Cause::Reclaim;
-
-    fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
-        sight.config.reclaim_for + sight.grace(&plan.waits_for)
-    }
-}
-
 impl Ledger {
     /// Looks after what is reclaimed: ends what has come to its end, asks others where the first did not
     /// suffice, and begins anew for pods that wait. To be called every second or so.
@@ -76,7 +65,7 @@ impl Ledger {
         }
         self.note_refusals(now);
         self.expire(now);
-        for uid in self.queue.all_reclaims() {
+        for uid in self.earmarks.all_of(Cause::Reclaim) {
             self.look_after(&uid, now);
         }
         self.call_more_back(now);
@@ -91,7 +80,7 @@ impl Ledger {
         let mut round = take(&mut self.calling);
         if round.is_over() {
             let may = |uid: &str| self.sight(now).may_reclaim(uid).is_some();
-            round = Round::of(self.queue.without_room(usize::MAX, may));
+            round = Round::of(self.sight(now).without_room(may));
         }
         let mut budget = Budget::of_round();
         while let Some((uid, found)) = round.go_on(
@@ -105,7 +94,7 @@ impl Ledger {
         ) {
             match found {
                 Offer::Plan(plan) if !plan.rank.is_unknown => {
-                    self.pursue::<Reclaim>(&uid, plan, now)
+                    self.pursue(&uid, Cause::Reclaim, plan, now)
                 }
                 Offer::Plan(plan) => {
                     let sight = self.sight(now);
@@ -117,7 +106,7 @@ impl Ledger {
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
-                        self.queue.all_tried(pod, Cause::Reclaim, now);
+                        self.earmarks.all_tried(pod, Cause::Reclaim, now);
                     }
                 }
                 Offer::Fits => {}
@@ -130,7 +119,7 @@ impl Ledger {
     /// What is reclaimed now, and from whom.
     #[must_use]
     pub fn reclaims(&self, now: Duration) -> Vec<Reserved> {
-        let all = self.queue.all_reclaims();
+        let all = self.earmarks.all_of(Cause::Reclaim);
         all.iter()
             .filter_map(|uid| self.sight(now).reclamation(uid))
             .collect()
@@ -156,20 +145,20 @@ impl Ledger {
             best = best.into_iter().chain(plan).min();
         }
         if let Some(plan) = best {
-            self.pursue::<Reclaim>(&pod.uid, plan, now);
+            self.pursue(&pod.uid, Cause::Reclaim, plan, now);
         }
     }
 
     /// One reclaim goes on, with others if need be, or ends.
     fn look_after(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.queue.reclaim_for(uid) else {
+        let Some(earmark) = self.earmarks.find(uid, Cause::Reclaim) else {
             return;
         };
         let (name, asked) = (earmark.node(), earmark.waits_for());
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
         let Some(pod) = pod.filter(wants) else {
-            self.queue.end(uid, Ended::Gone, &self.books);
+            self.end(uid, Ended::Gone);
             return;
         };
         // Borrowers give back for a pod that can come, or not at all.
@@ -197,11 +186,11 @@ impl Ledger {
             }
         };
         match goes_on() {
-            _ if rejected => self.queue.end(uid, Ended::Late, &self.books),
+            _ if rejected => self.end(uid, Ended::Late),
             Some(_) if let Some(open) = outdated => self.queue.ask_for_evidence(uid, open, now),
             Some(None) => {}
-            Some(Some(victims)) => self.queue.reclaim_from(uid, victims),
-            None => self.queue.end(uid, Ended::Late, &self.books),
+            Some(Some(victims)) => self.change(|it, _| it.reclaim_from(uid, victims)),
+            None => self.end(uid, Ended::Late),
         }
     }
 }
@@ -235,7 +224,7 @@ impl Sight<'_> {
     }
 
     pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
-        let earmark = self.queue.reclaim_for(uid)?;
+        let earmark = self.earmarks.find(uid, Cause::Reclaim)?;
         let pod = self.books.pod(uid)?;
         let borrowers = match self.outdated(pod, earmark.node()) {
             Some(_) => Vec::new(),
@@ -276,7 +265,7 @@ impl Sight<'_> {
     /// Why a node is refused for the pod, if memory may be reclaimed for it there.
     pub(crate) fn refused_because(&self, uid: &str, name: &str, reason: Reason) -> Reason {
         let is_here = || {
-            let earmark = self.queue.reclaim_for(uid);
+            let earmark = self.earmarks.find(uid, Cause::Reclaim);
             earmark.is_some_and(|it| **it.node() == *name)
         };
         match reason {
@@ -293,11 +282,11 @@ impl Sight<'_> {
         // Otherwise every GPU with borrowers would be tried before preemption has its turn.
         let yields = self.config.preempt_fragmented
             && known.preempts
-            && self.queue.yields_reclaim(&pod.uid, self.now);
+            && self.earmarks.yields_reclaim(&pod.uid, self.now);
         self.config.reclaim
             && pod.asks.request().is_some()
             && self.has_waited(pod, self.config.reclaim_after)
-            && !self.queue.is_nominated(pod)
+            && !self.earmarks.is_nominated(pod)
             && known.asks == pod.asks
             && !yields
             && self.not_now(Cause::Reclaim, known).is_none()
@@ -351,10 +340,10 @@ impl Sight<'_> {
         if !node.lends() || self.check(name).is_err() {
             return None;
         }
-        let called: Vec<&Earmark> = self.queue.reclaims_on(name).collect();
+        let called: Vec<&Earmark> = self.earmarks.reclaims_on(name).collect();
         let is_free = |uuid: &str| {
             !called.iter().any(|it| it.has(uuid))
-                && !self.queue.avoids_card(&pod.uid, Cause::Reclaim, uuid)
+                && !self.earmarks.avoids_card(&pod.uid, Cause::Reclaim, uuid)
         };
         let repaid = node.gpus().iter().map(|gpu| Arc::from(gpu.uuid.as_str()));
         let mut trial = self.trial().repaid(repaid.filter(|uuid| is_free(uuid)));

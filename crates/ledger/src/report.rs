@@ -8,8 +8,8 @@ use gpustow_api::PodFacts;
 use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::Cause;
 use crate::means::{NotNow, Plan};
-use crate::queue::Cause;
 use crate::sight::Sight;
 
 /// The means by which room is made for a pod that waits, the mildest first.
@@ -71,7 +71,7 @@ impl Sight<'_> {
         let Some(after) = self.acts_after(means) else {
             return Pursuit::Off;
         };
-        if let Some(earmark) = self.queue.earmark(&pod.uid)
+        if let Some(earmark) = self.earmarks.earmark(&pod.uid)
             && earmark.cause() == means
         {
             return Pursuit::WaitsFor {
@@ -86,7 +86,7 @@ impl Sight<'_> {
         if !self.has_waited(pod, after) {
             return Pursuit::NotNow(NotNow::TooYoung(after));
         }
-        if let Some(until) = self.queue.backs_off(pod, means, self.now) {
+        if let Some(until) = self.earmarks.backs_off(pod, means, self.now) {
             return Pursuit::BackingOff(until);
         }
         let budget = &mut Budget::of_plan();
@@ -107,7 +107,7 @@ impl Sight<'_> {
     }
 
     /// How old a pod must be; none if the means is off.
-    fn acts_after(&self, means: Cause) -> Option<Duration> {
+    pub(crate) fn acts_after(&self, means: Cause) -> Option<Duration> {
         let config = self.config;
         match means {
             Cause::Reclaim => config.reclaim.then_some(config.reclaim_after),

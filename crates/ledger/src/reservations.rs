@@ -25,12 +25,12 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::{Cause, Ended};
 use crate::maps::HashMap;
 use crate::means::Reserved;
-use crate::queue::{Cause, Ended, Turn};
+use crate::queue::Turn;
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
-use plan::Reserve;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
@@ -102,11 +102,11 @@ impl Ledger {
             |uid, name, budget| self.sight(now).offer_of_node(uid, name, budget),
         ) {
             match found {
-                Offer::Plan(plan) => self.pursue::<Reserve>(&uid, plan, now),
+                Offer::Plan(plan) => self.pursue(&uid, Cause::Reserve, plan, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
-                        self.queue.all_tried(pod, Cause::Reserve, now);
+                        self.earmarks.all_tried(pod, Cause::Reserve, now);
                     }
                 }
                 Offer::Fits => {}
@@ -119,14 +119,14 @@ impl Ledger {
     /// The reservations of now.
     #[must_use]
     pub fn reservations(&self) -> Vec<Reserved> {
-        let all = self.queue.all_reservations();
+        let all = self.earmarks.all_of(Cause::Reserve);
         all.iter().filter_map(|uid| self.reservation(uid)).collect()
     }
 
     /// The reservation for this pod.
     #[must_use]
     pub fn reservation(&self, uid: &str) -> Option<Reserved> {
-        let earmark = self.queue.reservation_for(uid)?;
+        let earmark = self.earmarks.find(uid, Cause::Reserve)?;
         let until = earmark.until();
         let free = self.placing.free.get(uid);
         let victims = earmark.waits_for().iter();
@@ -154,13 +154,13 @@ impl Ledger {
     /// How many reservations have ended like this.
     #[must_use]
     pub fn given_up(&self, how: Ended) -> u64 {
-        self.queue.count_ended(Cause::Reserve, how)
+        self.earmarks.count_ended(Cause::Reserve, how)
     }
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
     fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
         let is_in_need = |uid: &str| self.needs_reservation(uid, after, unix, now).is_some();
-        let in_need = self.queue.without_room(usize::MAX, is_in_need);
+        let in_need = self.sight(now).without_room(is_in_need);
         let rank = |uid: &Uid| Some(self.standing(self.books.pod(uid)?, false));
         let mut in_need: Vec<_> = in_need.iter().filter_map(rank).collect();
         in_need.sort_unstable();
@@ -202,7 +202,7 @@ impl Ledger {
 
     /// The pods that have reservations, in their order. A pod that is being ungated counts.
     fn placed(&self) -> Vec<(Rank, Arc<PodFacts>)> {
-        let placed = self.queue.all_reservations().into_iter();
+        let placed = self.earmarks.all_of(Cause::Reserve).into_iter();
         let placed = placed.filter_map(|uid| {
             let pod = self.books.pod(&uid)?;
             Some((self.standing(pod, true), pod.clone()))
@@ -251,7 +251,7 @@ impl Ledger {
         let mut bound = Bound::new(self.config.keep_reservations, self.most_cards());
         for (_, pod) in self.placed() {
             if !bound.takes(&pod) {
-                self.queue.end(&pod.uid, Ended::Overtaken, &self.books);
+                self.end(&pod.uid, Ended::Overtaken);
             }
         }
     }
@@ -261,12 +261,12 @@ impl Ledger {
         let Self {
             placing,
             books,
-            queue,
+            earmarks,
             ..
         } = self;
         placing
             .free
-            .retain(|uid, _| queue.reservation_for(uid).is_some());
+            .retain(|uid, _| earmarks.find(uid, Cause::Reserve).is_some());
         let waits = |uid: &Uid| {
             let pod = books.pod(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.released)
@@ -284,19 +284,19 @@ impl Ledger {
         let pause = FREE_FOR.saturating_mul(1 << absent.times.min(16));
         absent.until = now + pause.min(LONGEST_PAUSE);
         absent.times += 1;
-        self.queue.end(uid, Ended::Late, &self.books);
+        self.end(uid, Ended::Late);
     }
 
     /// Ends reservations of pods that changed, or on nodes that take them no more.
     fn end_unfit_reservations(&mut self, now: Duration) {
-        for uid in self.queue.all_reservations() {
-            let Some(earmark) = self.queue.reservation_for(&uid) else {
+        for uid in self.earmarks.all_of(Cause::Reserve) {
+            let Some(earmark) = self.earmarks.find(&uid, Cause::Reserve) else {
                 continue;
             };
             let (name, cards) = (earmark.node(), earmark.cards());
             let pod = self.books.pod(&uid).filter(|pod| pod.may_be_placed());
             let Some(pod) = pod else {
-                self.queue.end(&uid, Ended::Gone, &self.books);
+                self.end(&uid, Ended::Gone);
                 continue;
             };
             let fits = || {
@@ -314,7 +314,7 @@ impl Ledger {
                 (charges.len() == cards.len() && charges.iter().all(good)).then_some(())
             };
             if fits().is_none() {
-                self.queue.end(&uid, Ended::Unfit, &self.books);
+                self.end(&uid, Ended::Unfit);
                 continue;
             }
             // As it comes nearer it is waited for as long again.
@@ -330,7 +330,7 @@ impl Ledger {
                 self.placing.free.swap_remove(&uid);
                 let nearer = ends.are_over() || ends.pods.len() < earmark.waits_for().len();
                 let until = nearer.then_some(now + self.config.keep_for);
-                self.queue.reservation_nearer(&uid, ends.pods, until);
+                self.earmarks.reservation_nearer(&uid, ends.pods, until);
             }
         }
     }
@@ -339,13 +339,13 @@ impl Ledger {
     fn compare_places(&mut self, now: Duration) {
         let mut round = take(&mut self.placing.compared);
         if round.is_over() {
-            round = Round::of(self.queue.next_reservation().into_iter().collect());
+            round = Round::of(self.earmarks.next_reservation().into_iter().collect());
         }
         let mut budget = Budget::of_round();
         let found = round.go_on(
             &mut budget,
             |uid| {
-                let here = self.queue.reservation_for(uid)?.node();
+                let here = self.earmarks.find(uid, Cause::Reserve)?.node();
                 let others = self.books.nodes().map(|(name, _)| name);
                 Some(others.filter(|name| *name != here).cloned().collect())
             },
@@ -356,13 +356,13 @@ impl Ledger {
         );
         self.placing.compared = round;
         if let Some((uid, Offer::Plan(plan))) = found
-            && let Some(earmark) = self.queue.reservation_for(&uid)
+            && let Some(earmark) = self.earmarks.find(&uid, Cause::Reserve)
             && *earmark.node() != plan.node
             && plan.overtakes.is_empty()
             && plan.waits_for.len() < earmark.waits_for().len()
         {
-            self.queue.end(&uid, Ended::Better, &self.books);
-            self.pursue::<Reserve>(&uid, plan, now);
+            self.end(&uid, Ended::Better);
+            self.pursue(&uid, Cause::Reserve, plan, now);
         }
         self.count_spent(budget.spent());
     }
@@ -419,7 +419,7 @@ impl Sight<'_> {
         if self.has_seats(pod, budget) {
             return None;
         }
-        let has = |it: &Arc<PodFacts>| self.queue.reservation_for(&it.uid).is_some();
+        let has = |it: &Arc<PodFacts>| self.earmarks.find(&it.uid, Cause::Reserve).is_some();
         let (reserved, without): (Vec<_>, Vec<_>) = open.into_iter().partition(has);
         // Those beyond the least number wait alone.
         let rest = wanted.checked_sub(reserved.len() + 1)?;
@@ -433,7 +433,7 @@ impl Sight<'_> {
             return false;
         };
         let are_free = open.iter().filter_map(|pod| {
-            let earmark = self.queue.reservation_for(&pod.uid)?;
+            let earmark = self.earmarks.find(&pod.uid, Cause::Reserve)?;
             let (name, node) = self.books.named_node(earmark.node())?;
             let charges = node.charges(earmark.cards());
             Some(self.ends(name, node, pod, &charges).are_over())
@@ -447,7 +447,7 @@ impl Sight<'_> {
         let both = || {
             [pod, other]
                 .iter()
-                .all(|pod| self.queue.reservation_for(&pod.uid).is_some())
+                .all(|pod| self.earmarks.find(&pod.uid, Cause::Reserve).is_some())
         };
         both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }

@@ -112,7 +112,7 @@ impl Sight<'_> {
     fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
-        let mut reclaims = self.queue.reclaims_on(name);
+        let mut reclaims = self.earmarks.reclaims_on(name);
         // The figures of a GPU that takes no pods may be old.
         if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
             return None;

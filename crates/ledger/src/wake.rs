@@ -8,24 +8,11 @@ use gpustow_pack::Request;
 
 use crate::Ledger;
 use crate::books::Uid;
+use crate::earmarks::Ended;
 use crate::maps::HashMap;
-use crate::queue::{Ended, Queued, Ungate, Waking, is_sample};
+use crate::queue::{Queued, Ungate, is_sample};
 
 impl Ledger {
-    /// The queue, with what it must know to wake pods.
-    pub(crate) fn waking(&mut self, now: Duration) -> Waking<'_> {
-        let Self {
-            queue,
-            books,
-            scores,
-            config,
-            asked,
-            unix,
-            ..
-        } = self;
-        Waking::new(queue, books, scores, config, asked, now, *unix)
-    }
-
     /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Of those that are queued, the
     /// gate is to be taken off instead. For room that appeared, those that would fit in it together, in the scheduler's
     /// order; and those that have waited since their last wake-up though they would fit.
@@ -37,14 +24,14 @@ impl Ledger {
     /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
     pub fn wake_failed(&mut self, uid: &str) {
         self.queue.wake_failed(uid);
-        self.queue.end_ungated(uid, Ended::Failed, &self.books);
+        self.change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
     /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
     /// and it is tried again after a pause.
     pub fn ungate_failed(&mut self, uid: &str) {
         self.queue.ungate_failed(uid);
-        self.queue.end_ungated(uid, Ended::Failed, &self.books);
+        self.change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
     /// Did the last [`Ledger::wake`] stop because of what it cost?
@@ -145,12 +132,12 @@ impl Ledger {
     /// kube-scheduler showed other nodes when it was refused.
     #[must_use]
     pub fn nomination(&self, uid: &str) -> Option<Arc<str>> {
-        self.queue.nomination(uid, &self.books)
+        self.queue.nomination(uid, &self.earmarks, &self.books)
     }
 
     /// Pods that the extender nominated to nodes whose room is promised to them no more: the nomination must end.
     #[must_use]
     pub fn void_nominations(&self) -> Vec<Arc<PodFacts>> {
-        self.queue.void_nominations(&self.books)
+        self.queue.void_nominations(&self.earmarks, &self.books)
     }
 }

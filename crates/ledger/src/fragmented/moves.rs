@@ -16,7 +16,7 @@ use super::Site;
 use super::planning::{Planning, Unit, sets_of_cards};
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::queue::Cards;
+use crate::earmarks::Cards;
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 

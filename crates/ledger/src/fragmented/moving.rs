@@ -11,8 +11,9 @@ use super::planning::Planning;
 use super::{Broken, KINDS, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::Cause;
 use crate::maps::{HashMap, HashSet};
-use crate::queue::{Cause, Evidence, Turn};
+use crate::queue::{Evidence, Turn};
 use crate::sight::Sight;
 
 /// So long a pod must have waited: what is free may be joined up by itself.
@@ -206,7 +207,7 @@ impl Sight<'_> {
         while *kinds > 0 {
             *kinds -= 1;
             // At the last kind the look ends, and the next one begins with the first again.
-            let uid = self.queue.without_more(&mut tries.after, 1, may).pop()?;
+            let uid = self.next_without_more(&mut tries.after, may)?;
             let wait = tries.waits.entry(uid.clone()).or_insert_with(|| Wait {
                 since: self.now,
                 next: self.now + CHANCE,

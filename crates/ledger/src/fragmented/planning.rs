@@ -11,8 +11,9 @@ use gpustow_pack::Mib;
 use super::{Move, Moves, Site};
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::Cards;
 use crate::maps::HashSet;
-use crate::queue::{Cards, Evidence};
+use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
@@ -193,7 +194,7 @@ impl Sight<'_> {
         let may = !planning.with_evidence
             || is_offered
             || evidence.is_open() && planning.open < Some(evidence);
-        let failed = self.queue.avoids_node(pod, name);
+        let failed = self.earmarks.avoids_node(pod, name);
         // Where a pod leaves and makes the room, no other moves.
         let comes =
             !site.leaving.is_empty() && self.reprieve(&site, &[], &[], None, budget).is_some();

@@ -245,7 +245,7 @@ impl Sight<'_> {
         while *kinds > 0 {
             *kinds -= 1;
             // At the last kind the look ends, and the next one begins with the first again.
-            let uid = self.queue.without_more(&mut seen.after, 1, may).pop()?;
+            let uid = self.next_without_more(&mut seen.after, may)?;
             let since = *seen.since.entry(uid.clone()).or_insert(self.now);
             let waited = self.now.saturating_sub(since);
             if waited < CHANCE || seen.second.contains_key(&uid) {
@@ -336,7 +336,7 @@ impl Sight<'_> {
                 Err(_) => {}
             }
         }
-        if self.books.refused_in_tree(name, pod).is_some() || self.queue.avoids_node(pod, name) {
+        if self.books.refused_in_tree(name, pod).is_some() || self.earmarks.avoids_node(pod, name) {
             return Verdict::Nothing;
         }
         let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;

@@ -342,7 +342,7 @@ impl Sight<'_> {
                 && !is_rejected()
                 && let Ok(choice) = trial.fit(pod, name, None, Host::Beside, budget)
             {
-                let is_kept = self.queue.goes_first(pod, name);
+                let is_kept = self.goes_first(pod, name);
                 found.push((!is_kept, choice.cost, name));
             }
         }

@@ -7,9 +7,10 @@ use gpustow_api::{Group, PodFacts, Regards};
 use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::{Earmark, Ended};
 use crate::fragmented::importance;
 use crate::maps::HashSet;
-use crate::queue::{Earmark, Ended, Evidence};
+use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::Host;
 
@@ -32,10 +33,10 @@ impl Sight<'_> {
         let may = |pod: &Arc<PodFacts>| {
             pod.preempts
                 && !pod.queued
-                && !self.queue.is_nominated(pod)
+                && !self.earmarks.is_nominated(pod)
                 && !self.books.is_unfenced(&pod.uid)
-                && !self.queue.pauses_evictions(pod, self.now)
-                && !self.queue.has_more_than_reservation(&pod.uid)
+                && !self.earmarks.pauses_evictions(pod, self.now)
+                && !self.earmarks.has_more_than_reservation(&pod.uid)
                 && self.has_waited(pod, self.config.preempt_after)
         };
         let waits = wanted > 0
@@ -84,7 +85,7 @@ impl Sight<'_> {
 
     /// Pods of the gang for which nothing is to be earmarked any more.
     pub(super) fn left_gang(&self, gang: &Group) -> Vec<(Uid, Ended)> {
-        let all = self.queue.evictions_for(gang).into_iter();
+        let all = self.earmarks.evictions_for(gang).into_iter();
         let left = all.filter(|(uid, earmark)| {
             let pod = self.books.pod(uid);
             !pod.is_some_and(|pod| {
@@ -97,7 +98,7 @@ impl Sight<'_> {
 
     /// Why what is earmarked for the gang ends, if it does.
     pub(super) fn gang_ends(&self, gang: &Group, budget: &mut Budget) -> Option<Ended> {
-        let all = self.queue.evictions_for(gang);
+        let all = self.earmarks.evictions_for(gang);
         let Some(roll) = self.roll(gang, None, None) else {
             return Some(Ended::Gone);
         };
@@ -119,7 +120,7 @@ impl Sight<'_> {
 
     /// A pod of the gang about which kube-scheduler must be asked again before any pod finishes, and what it leaves open.
     pub(super) fn outdated_for(&self, gang: &Group) -> Option<(Uid, Evidence)> {
-        let mut all = self.queue.evictions_for(gang).into_iter();
+        let mut all = self.earmarks.evictions_for(gang).into_iter();
         all.find_map(|(uid, earmark)| {
             let pod = self.books.pod(uid).filter(|pod| pod.node.is_none())?;
             let evidence = self.is_for_member(gang, pod, earmark.node());
@@ -131,7 +132,7 @@ impl Sight<'_> {
     /// The pods of the gang that are to get room, and those of the chosen that are there still, the most important first. None
     /// if it does not get its room though all of them finish, or if kube-scheduler refuses one of the nodes meanwhile.
     fn chosen_for(&self, gang: &Group, budget: &mut Budget) -> Option<Chosen<'_>> {
-        let all = self.queue.evictions_for(gang);
+        let all = self.earmarks.evictions_for(gang);
         let open = all.iter().filter_map(|(uid, earmark)| {
             let pod = self.books.pod(uid)?;
             let is_open = pod.node.is_none() && self.books.assumed(uid).is_none();

@@ -251,7 +251,7 @@ impl Sight<'_> {
                 continue;
             };
             budget.charge(1 + alike / 8);
-            let failed = |pod: &Arc<PodFacts>| self.queue.avoids_node(pod, name);
+            let failed = |pod: &Arc<PodFacts>| self.earmarks.avoids_node(pod, name);
             let is_there = node.facts().is_some() && self.check(name).is_ok();
             if !is_there || roll.open.iter().any(failed) {
                 continue;
@@ -304,10 +304,10 @@ impl Sight<'_> {
         priority: i32,
         broken: Broken<'_>,
     ) -> Vec<Unit> {
-        let evicted = self.queue.all_evictions();
+        let evicted = self.earmarks.all_evictions();
         let evicted = evicted
             .iter()
-            .filter_map(|uid| self.queue.eviction_for(uid));
+            .filter_map(|uid| self.earmarks.eviction_for(uid));
         let evicted: HashSet<&Uid> = evicted.flat_map(|it| it.waits_for()).collect();
         let may = |pod: &Arc<PodFacts>| {
             pod.priority < priority

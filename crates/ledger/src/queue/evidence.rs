@@ -26,10 +26,10 @@ use std::time::Duration;
 use gpustow_api::{PodFacts, Regards};
 
 use super::Queue;
-use super::backoff::doubled;
 use crate::books::{Books, Uid};
+use crate::earmarks::{Cause, doubled};
 use crate::preempt::asked_in_sum;
-use crate::queue::{Cause, Ungate};
+use crate::queue::Ungate;
 use crate::scores::Slot;
 use crate::sight::Sight;
 
@@ -305,14 +305,14 @@ impl Sight<'_> {
                 && self.books.assumed(&other.uid).is_none()
                 && !self.is_of_gang(pod, other)
         };
-        let here = self.queue.holders(node);
-        let here = here.filter(|holder| !self.queue.is_replaced_by(holder, pod));
+        let here = self.earmarks.holders(node);
+        let here = here.filter(|holder| !self.earmarks.is_replaced_by(holder, pod));
         let here = here.filter_map(|holder| {
-            let earmark = self.queue.earmark_of(holder)?;
-            Some((self.queue.pod_of(holder, self.books)?, earmark.cause()))
+            let earmark = self.earmarks.earmark_of(holder)?;
+            Some((self.earmarks.pod_of(holder, self.books)?, earmark.cause()))
         });
         let mut here = here.filter(|(other, cause)| counts(other, *cause));
-        let mut all = self.queue.earmarks.iter().filter_map(|(uid, earmark)| {
+        let mut all = self.earmarks.iter().filter_map(|(uid, earmark)| {
             let other = self.books.pod(uid)?;
             Some((other, earmark.cause()))
         });

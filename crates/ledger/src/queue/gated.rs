@@ -2,7 +2,7 @@
 //!
 //! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
 //! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
-//! its filter call or a deadline ([`super::earmark::Cause::Ungated`]). Here is which pods are queued at all, and which are let
+//! its filter call or a deadline ([`crate::Cause::Ungated`]). Here is which pods are queued at all, and which are let
 //! through without room: whoever would wait in vain, and a few that may preempt.
 
 mod preemptors;
@@ -14,11 +14,10 @@ use std::time::Duration;
 use gpustow_api::{Phase, PodFacts};
 
 use super::turn::Turn;
-use super::wake::Waking;
 use crate::books::{Event, Uid, asks};
 use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
-use crate::sight::Sight;
+use crate::sight::{Sight, Waking};
 use crate::trial::Host;
 use preemptors::Preemptors;
 
@@ -207,7 +206,7 @@ impl Gated {
     }
 
     /// Is a queued pod's priority higher than this?
-    pub(super) fn has_higher(&self, priority: i32) -> bool {
+    pub(crate) fn has_higher(&self, priority: i32) -> bool {
         let first = self.order.first();
         first.is_some_and(|first| first.priority() > priority)
     }

@@ -3,18 +3,12 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
-mod backoff;
 mod changes;
-mod earmark;
-mod earmarks;
 mod evidence;
-mod expected;
 mod gangs;
 mod gated;
 mod kind;
-mod nominations;
 mod offers;
-mod replacements;
 mod tried;
 mod turn;
 mod waiting;
@@ -27,26 +21,17 @@ use gpustow_api::PodFacts;
 
 use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
+use crate::earmarks::{Earmark, Earmarks, Ended};
 use crate::maps::{HashMap, HashSet};
-use backoff::Backoffs;
-pub(crate) use backoff::{Controller, controller, doubled};
 use changes::Changes;
-pub(crate) use earmark::{Cards, Earmark, Holder};
-pub use earmark::{Cause, Ended};
-use earmarks::Counts;
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
 use gated::{Gated, is_queued};
 pub use gated::{Queued, Ungate};
-use nominations::Nominations;
-pub(crate) use nominations::is_sample;
-pub(crate) use replacements::Beneficiary;
-use replacements::Replacement;
 pub(crate) use tried::Tried;
 pub(crate) use turn::Turn;
 use waiting::{Call, Waiting};
 use wake::Wakes;
-pub(crate) use wake::Waking;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -55,17 +40,6 @@ pub(crate) struct Queue {
     tried: HashMap<Uid, Tried>,
     /// Nodes that kube-scheduler offered to pods that wait.
     offered: HashMap<Uid, Offered>,
-    /// By node, for whom room is earmarked there, by a nomination, in `earmarks` or in `replacements`.
-    holders: HashMap<Arc<str>, HashSet<Holder>>,
-    earmarks: HashMap<Uid, Earmark>,
-    ended: Counts,
-    /// When what had lasted long enough was ended last: pauses begin then.
-    now: Duration,
-    /// By the UID of the pod that is evicted.
-    replacements: HashMap<Uid, Replacement>,
-    backoffs: Backoffs,
-    /// The pod whose place was last compared with others.
-    compared: Option<Uid>,
     waiting: Waiting,
     /// Nodes that gained room, or where less is kept.
     gains: Changes,
@@ -73,8 +47,6 @@ pub(crate) struct Queue {
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
-    nominations: Nominations,
-    expected: expected::Expected,
     gangs: gangs::Gangs,
     /// Pods that have autoscalers add nodes.
     placeholders: HashSet<Uid>,
@@ -90,7 +62,7 @@ impl Queue {
     }
 
     /// From now on there is a queue with gates, or there is none: then the pods in it are ungated.
-    pub(crate) fn set_queueing(&mut self, on: bool, books: &Books) {
+    pub(crate) fn set_queueing(&mut self, on: bool, earmarks: &mut Earmarks, books: &Books) {
         if self.gated.is_on() == on {
             return;
         }
@@ -98,31 +70,38 @@ impl Queue {
             self.gated.leave(&uid);
             self.waiting.remove(&uid);
             if let Some(pod) = books.pod(&uid) {
-                self.pod_changed(&uid, Some(pod), books);
+                self.pod_changed(&uid, Some(pod), earmarks, books);
             }
         }
     }
 
+    /// Less is kept than before.
+    pub(crate) fn gain(&mut self, earmarks: &mut Earmarks) {
+        for (node, gains) in earmarks.take_freed() {
+            if gains {
+                self.gains.note(&node);
+            }
+            self.waiting.room_on(&node);
+        }
+    }
+
     /// Something has changed in the books.
-    pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
+    pub(crate) fn follow(&mut self, event: &Event, earmarks: &mut Earmarks, books: &Books) {
         self.gated.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
-                self.beneficiary_lost(old.as_deref(), new.as_deref());
-                self.nominations.follow(uid, new.as_deref());
-                self.nomination_ended(uid, old.as_deref(), new.as_deref());
-                self.index_nomination(old.as_deref(), new.as_deref());
+                earmarks.follow(uid, old.as_deref(), new.as_deref());
+                self.gain(earmarks);
                 if let (Some(old), Some(new)) = (old, new)
                     && old.refusal != new.refusal
                 {
                     self.text_changed(uid);
                 }
-                self.replacement_came(old.as_deref(), new.as_deref());
                 match new.as_ref().is_some_and(|pod| pod.stands_for.is_some()) {
                     true => self.placeholders.insert(uid.clone()),
                     false => self.placeholders.swap_remove(uid),
                 };
-                self.pod_changed(uid, new.as_deref(), books);
+                self.pod_changed(uid, new.as_deref(), earmarks, books);
             }
             Event::Node { name, gained } => {
                 if *gained {
@@ -137,7 +116,8 @@ impl Queue {
             }
             Event::Reserved { uid, node } => {
                 self.waiting.reserved(uid, node);
-                self.nomination_changed(uid, books);
+                earmarks.nomination_changed(uid, books);
+                self.gain(earmarks);
             }
             Event::Released(uid) => self.sleeps(uid, books),
             Event::Refused { uid, node } => self.note_refusal(uid, node),
@@ -155,16 +135,21 @@ impl Queue {
                     self.note_conflict(uid);
                 }
             }
-            Event::Listed => self.forget_tries(books),
+            Event::Listed => self.forget_tries(earmarks, books),
         }
     }
 
-    fn pod_changed(&mut self, uid: &Uid, new: Option<&PodFacts>, books: &Books) {
+    fn pod_changed(
+        &mut self,
+        uid: &Uid,
+        new: Option<&PodFacts>,
+        earmarks: &mut Earmarks,
+        books: &Books,
+    ) {
         let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
         if ended {
             self.tried.swap_remove(uid);
             self.offered.swap_remove(uid);
-            self.backoffs.forget(uid);
         }
         // It was bound with our help, or we were asked about it before a watch showed it.
         if let Some(pod) = new
@@ -185,7 +170,8 @@ impl Queue {
         match new.filter(|pod| may_come(pod)) {
             Some(pod) if pod.waiting => {
                 // kube-scheduler's own filters refused it, or it would have asked about the room.
-                if self.end_ungated(uid, Ended::Unfit, books) {
+                if earmarks.end_ungated(uid, Ended::Unfit, books) {
+                    self.gain(earmarks);
                     self.waiting.in_vain(uid);
                 }
                 self.wait(pod, books);
@@ -219,15 +205,17 @@ impl Queue {
         &mut self,
         pod: &PodFacts,
         candidates: &[&str],
+        earmarks: &mut Earmarks,
         books: &Books,
         config: &Config,
         now: Duration,
     ) {
         self.wait(pod, books);
-        self.end_ungated(&pod.uid, Ended::Unfit, books);
+        earmarks.end_ungated(&pod.uid, Ended::Unfit, books);
+        self.gain(earmarks);
         let asked = |node: &str| candidates.contains(&node);
         let call = Call {
-            is_sample: nominations::is_sample(candidates.len(), config.least_nodes, books),
+            is_sample: is_sample(candidates.len(), config.least_nodes, books),
             nominated: pod.nominated.as_deref(),
             interval: config.wake_again_after,
         };
@@ -255,21 +243,14 @@ impl Queue {
         &self.placeholders
     }
 
-    /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
-    pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
-        let skip = |uid: &str| self.earmark(uid).is_some() || !is_such(uid);
-        self.waiting.firsts(&mut None, limit, skip)
-    }
-
-    /// The same, and those that have no more than a place to wait for: from the kind on that stands after `from`, which
-    /// is moved on, and is none at the end.
-    pub(crate) fn without_more(
+    /// Of each kind that waits, up to `limit`, the first pod that is not to be skipped: from the kind on that stands after `from`,
+    /// which is moved on, and is none at the end.
+    pub(crate) fn firsts(
         &self,
         from: &mut Option<Turn>,
         limit: usize,
-        is_such: impl Fn(&str) -> bool,
+        skip: impl Fn(&str) -> bool,
     ) -> Vec<Uid> {
-        let skip = |uid: &str| self.has_more_than_reservation(uid) || !is_such(uid);
         self.waiting.firsts(from, limit, skip)
     }
 
@@ -283,42 +264,40 @@ impl Queue {
         self.gains.last()
     }
 
-    /// Is room earmarked for the pod, and more than a reservation, or than what a nomination leaves that has ended?
-    pub(crate) fn has_more_than_reservation(&self, uid: &str) -> bool {
-        let is_more = |cause| match cause {
-            Cause::Reserve => false,
-            Cause::Nominated => self.nominations.has(uid),
-            _ => true,
-        };
-        self.earmark_if(uid, is_more).is_some()
+    /// Which nodes may kube-scheduler have left out when it refused the pod last? Not those for which the pod was woken
+    /// to no avail. None if it showed all.
+    pub(crate) fn may_be_unshown(&self, uid: &str) -> Option<impl Fn(&str) -> bool> {
+        let sampled = self.waiting.is_sampled(uid);
+        sampled.then_some(move |node: &str| !self.waiting.is_barred(uid, node))
     }
 
-    /// Is room on this node earmarked for the pod, and more than a reservation, so that no queued pod goes before it there?
-    /// One of higher priority does, unless the pod was ungated for the room.
-    pub(crate) fn goes_first(&self, pod: &PodFacts, node: &str) -> bool {
-        let earmark = self.earmark(&pod.uid);
-        earmark.is_some_and(|it| **it.node() == *node)
-            && self.reservation_for(&pod.uid).is_none()
-            && (self.is_ungated_for_room(&pod.uid) || !self.gated.has_higher(pod.priority))
+    /// The node to nominate a pod to in the write that wakes it: kube-scheduler showed other nodes when it was refused.
+    pub(crate) fn nomination(
+        &self,
+        uid: &str,
+        earmarks: &Earmarks,
+        books: &Books,
+    ) -> Option<Arc<str>> {
+        let node = self.waiting.to_nominate(uid)?;
+        let pod = books.pod(uid)?;
+        let elsewhere = |other: &Arc<str>| other != node;
+        let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
+        // What might come there is not needed where there is room.
+        let earmark = earmarks.earmark(uid).filter(|it| !it.is_awaited());
+        let earmarked = earmark.map(Earmark::node);
+        let is_free = !by_scheduler.is_some_and(elsewhere) && !earmarked.is_some_and(elsewhere);
+        is_free.then(|| node.clone())
     }
 
-    /// Is room kept for anybody anywhere, earmarked or promised?
-    pub(crate) fn keeps_room(&self) -> bool {
-        !self.holders.is_empty() || self.waiting.has_promised()
-    }
-
-    /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.
-    pub(crate) fn woken_for(&self, node: &str, now: Duration) -> impl Iterator<Item = &Uid> {
-        let promised = self.waiting.promised_on(node).iter();
-        promised.filter(move |uid| {
-            let holder = Holder::Pod((*uid).clone());
-            let earmarked = || {
-                self.holders
-                    .get(node)
-                    .is_some_and(|it| it.contains(&holder))
-            };
-            self.waiting.may_come(uid, now) && !earmarked()
-        })
+    /// Pods that the extender nominated to nodes whose room is promised to them no more.
+    pub(crate) fn void_nominations(
+        &self,
+        earmarks: &Earmarks,
+        books: &Books,
+    ) -> Vec<Arc<PodFacts>> {
+        let own = earmarks.own_nominations(books);
+        let void = own.filter(|pod| !self.waiting.is_promised(&pod.uid) && !pod.deleting);
+        void.cloned().collect()
     }
 
     /// A pod that was to be woken could not be.
@@ -340,4 +319,14 @@ impl Queue {
     pub(crate) fn wakes_on(&self) -> bool {
         self.wakes.is_unfinished()
     }
+}
+
+/// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters, if that stops to look
+/// when `least` have passed them, or more (`minFeasibleNodesToFind`)?
+pub(crate) fn is_sample(candidates: usize, least: usize, books: &Books) -> bool {
+    let more = || {
+        let mut nodes = books.nodes().filter(|(_, node)| node.status().is_some());
+        nodes.nth(candidates).is_some()
+    };
+    candidates >= least && more()
 }

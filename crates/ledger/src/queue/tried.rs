@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Queue;
 use crate::books::{Books, Uid};
+use crate::earmarks::Earmarks;
 use crate::scores::Slot;
 
 /// What went wrong with a pod's earlier attempts.
@@ -54,11 +55,11 @@ impl Queue {
     }
 
     /// Pods that nobody knows of were never created, or are long gone.
-    pub(super) fn forget_tries(&mut self, books: &Books) {
+    pub(super) fn forget_tries(&mut self, earmarks: &mut Earmarks, books: &Books) {
         let known = |uid: &Uid| books.pod(uid).is_some() || books.assumed(uid).is_some();
         self.tried.retain(|uid, _| known(uid));
         self.offered.retain(|uid, _| known(uid));
-        self.backoffs.retain(known);
+        earmarks.retain_failures(known);
     }
 
     /// The nodes that are to be looked at, in the order of their slots from where the last call for

@@ -258,12 +258,12 @@ impl Waiting {
     }
 
     /// The pods that a node's room is promised to.
-    pub(super) fn promised_on(&self, node: &str) -> &[Uid] {
+    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
         self.offers.to(node)
     }
 
     /// Is room of any node promised?
-    pub(super) fn has_promised(&self) -> bool {
+    pub(crate) fn has_promised(&self) -> bool {
         self.offers.has_promised()
     }
 

@@ -20,12 +20,9 @@ use super::Queue;
 use super::gated::Ungate;
 use super::kind::{Kind, KindId};
 use super::waiting::FLUSH;
-use crate::Config;
-use crate::books::{Books, Uid};
-use crate::borrowers::Asked;
+use crate::books::Uid;
 use crate::budget::Budget;
-use crate::scores::Scores;
-use crate::sight::Sight;
+use crate::sight::{Sight, Waking};
 use crate::trial::{Host, Left};
 use offering::Offering;
 
@@ -66,58 +63,13 @@ impl Queue {
     }
 
     /// Is the pod to be given only what no queued pod before it would take? That does not hold where
-    /// [`goes_first`](Queue::goes_first) says so.
+    /// [`goes_first`](Sight::goes_first) says so.
     pub(crate) fn is_behind_queued(&self, pod: &PodFacts) -> bool {
         self.gated.is_on() && self.gated.is_ahead_of(pod)
     }
 }
 
-/// The queue, with what it must know to decide which pods are woken.
-pub(crate) struct Waking<'a> {
-    pub(super) queue: &'a mut Queue,
-    pub(super) books: &'a Books,
-    scores: &'a Scores,
-    pub(super) config: &'a Config,
-    asked: &'a Asked,
-    pub(super) now: Duration,
-    unix: Option<i64>,
-}
-
-impl<'a> Waking<'a> {
-    pub(crate) fn new(
-        queue: &'a mut Queue,
-        books: &'a Books,
-        scores: &'a Scores,
-        config: &'a Config,
-        asked: &'a Asked,
-        now: Duration,
-        unix: Option<i64>,
-    ) -> Self {
-        Self {
-            queue,
-            books,
-            scores,
-            config,
-            asked,
-            now,
-            unix,
-        }
-    }
-}
-
 impl Waking<'_> {
-    pub(super) fn sight(&self) -> Sight<'_> {
-        Sight {
-            books: self.books,
-            scores: self.scores,
-            queue: self.queue,
-            config: self.config,
-            asked: self.asked,
-            now: self.now,
-            unix: self.unix,
-        }
-    }
-
     /// See [`Ledger::wake`](crate::Ledger::wake).
     pub(crate) fn wake(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
         let seen = |uid: &str| self.books.pod(uid).is_some();
@@ -253,7 +205,7 @@ impl Waking<'_> {
                 && self.sight().fits_one_of(look.kind, name, &left, &pod, work)
             {
                 self.queue.waiting.room_on(name);
-                if !self.queue.has_earmarks(name) {
+                if !self.earmarks.has_earmarks(name) {
                     look.could = true;
                     self.looked(look, again);
                     return true;
@@ -297,9 +249,9 @@ impl Sight<'_> {
         };
         let waiting = &self.queue.waiting;
         fits(pod)
-            || self.queue.has_earmarks(name) && {
+            || self.earmarks.has_earmarks(name) && {
                 let highest = waiting.kind(kind).and_then(Kind::highest);
-                let kept = self.queue.pods_with_earmarks(name);
+                let kept = self.earmarks.pods_with_earmarks(name);
                 let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
                 let others = highest.into_iter().chain(kept);
                 let others = others.filter(|uid| **uid != pod.uid);
@@ -323,7 +275,7 @@ impl Sight<'_> {
     fn fits(&self, name: &str, left: &Left, pod: &PodFacts) -> bool {
         let mut trial = self.trial().with(name, left);
         trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
-            && (!self.queue.has_earmarks(name) || self.choose(name, pod).is_ok())
+            && (!self.earmarks.has_earmarks(name) || self.choose(name, pod).is_ok())
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.

@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
@@ -10,14 +9,10 @@ use gpustow_pack::{Mib, Request};
 use crate::Reason;
 use crate::books::{Hold, Node, Uid};
 use crate::budget::Budget;
-use crate::means::Means;
-use crate::queue::{Cause, Holder};
+use crate::earmarks::{Cause, Holder};
 use crate::round::Offer;
 use crate::sight::Sight;
 use crate::trial::{Charges, Host};
-
-/// Reserves what comes free for a pod that has waited long.
-pub(crate) struct Reserve;
 
 /// The fewer others lose theirs, the fewer have to finish and the less has to come free, the better.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,15 +23,6 @@ pub(crate) struct Rank {
 }
 
 pub(super) type Plan = crate::means::Plan<Rank>;
-
-impl Means for Reserve {
-    type Rank = Rank;
-    const CAUSE: Cause = Cause::Reserve;
-
-    fn lasts(sight: &Sight<'_>, _: &Plan) -> Duration {
-        sight.config.keep_for
-    }
-}
 
 impl Sight<'_> {
     /// What a node offers to a pod that has no reservation.
@@ -103,10 +89,10 @@ impl Sight<'_> {
         // What others wait for there, and whether the pod may take that from them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
         let mine = Holder::Pod(pod.uid.clone());
-        let others = self.queue.holders(name).filter(|it| **it != mine);
+        let others = self.earmarks.holders(name).filter(|it| **it != mine);
         for holder in others.filter(|it| !self.is_reserved_for_gang(it, pod)) {
             // Which cards those get that kube-scheduler preempts for is not known.
-            let earmark = self.queue.earmark_of(holder)?;
+            let earmark = self.earmarks.earmark_of(holder)?;
             let cards = Some(earmark.cards()).filter(|cards| !cards.is_empty())?;
             let loses = match holder {
                 Holder::Pod(uid) if earmark.cause() == Cause::Reserve => {
@@ -128,7 +114,7 @@ impl Sight<'_> {
             let uuid = node.uuid(card);
             let by_others = taken.iter().filter(|(other, _)| *other == uuid);
             if by_others.clone().all(|(_, loses)| loses.is_some())
-                && !self.queue.avoids_card(&pod.uid, Cause::Reserve, uuid)
+                && !self.earmarks.avoids_card(&pod.uid, Cause::Reserve, uuid)
             {
                 let shares = node.shares();
                 let pods = shares.filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
@@ -197,7 +183,7 @@ impl Sight<'_> {
         };
         let other = self.books.pod(uid).filter(|other| other.uid != pod.uid);
         other.is_some_and(|other| self.is_of_gang(pod, other))
-            && self.queue.reservation_for(uid).is_some()
+            && self.earmarks.find(uid, Cause::Reserve).is_some()
     }
 
     /// Other pods of the pod's gang for which GPUs of the node are reserved, and those: they come together.
@@ -207,12 +193,12 @@ impl Sight<'_> {
         node: &Node,
         pod: &PodFacts,
     ) -> Vec<(&PodFacts, Vec<(usize, Mib)>)> {
-        let holders = self.queue.holders(name);
+        let holders = self.earmarks.holders(name);
         let holders = holders.filter(|it| self.is_reserved_for_gang(it, pod));
         let reserved = holders.filter_map(|it| {
-            let earmark = self.queue.earmark_of(it)?;
+            let earmark = self.earmarks.earmark_of(it)?;
             Some((
-                self.queue.pod_of(it, self.books)?,
+                self.earmarks.pod_of(it, self.books)?,
                 node.charges(earmark.cards()),
             ))
         });

@@ -8,7 +8,7 @@ use super::{Host, Left, Trial};
 use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::queue::{Cause, Earmark, Holder};
+use crate::earmarks::{Cause, Earmark, Holder};
 use crate::sight::Sight;
 
 /// A pod for which room is earmarked, made or not.
@@ -39,19 +39,19 @@ impl Sight<'_> {
     ) -> impl Iterator<Item = Other<'s>> {
         let counts = move |holder: &&Holder| match holder {
             Holder::Pod(uid) => *uid != pod.uid && self.books.assumed(uid).is_none(),
-            Holder::Replacement(_) => !self.queue.is_replaced_by(holder, pod),
+            Holder::Replacement(_) => !self.earmarks.is_replaced_by(holder, pod),
         };
         let others = self
-            .queue
+            .earmarks
             .holders(name)
             .filter(counts)
             .filter_map(|holder| {
-                let earmark = self.queue.earmark_of(holder);
-                let pod = self.queue.pod_of(holder, self.books)?;
+                let earmark = self.earmarks.earmark_of(holder);
+                let pod = self.earmarks.pod_of(holder, self.books)?;
                 Some(Other { pod, earmark })
             });
         // Room that a pod was woken for is not for those of lower priority. Among equals the first that asks has it.
-        let woken = self.queue.woken_for(name, self.now);
+        let woken = self.woken_for(name);
         let woken = woken.filter_map(|uid| self.books.pod(uid));
         let woken = woken.filter(|it| it.priority > pod.priority);
         let woken = woken.map(|pod| Other { pod, earmark: None });
@@ -70,7 +70,8 @@ impl Sight<'_> {
 
     /// Is room of the node kept from the pod?
     pub(crate) fn is_kept_from(&self, name: &str, pod: &PodFacts) -> bool {
-        self.others_kept(name, pod).next().is_some()
+        let keeps = !self.earmarks.is_empty() || self.queue.waiting().has_promised();
+        keeps && self.others_kept(name, pod).next().is_some()
     }
 
     /// Why the room there is not for the pod.

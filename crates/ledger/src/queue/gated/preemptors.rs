@@ -21,8 +21,7 @@ use crate::budget::Budget;
 use crate::maps::HashMap;
 use crate::queue::changes::Changes;
 use crate::queue::kind::KindId;
-use crate::queue::wake::Waking;
-use crate::sight::Sight;
+use crate::sight::{Sight, Waking};
 use crate::trial::{Host, Trial};
 
 /// So many pods are out at a time.

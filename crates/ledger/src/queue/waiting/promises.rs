@@ -198,7 +198,7 @@ impl Waiting {
     }
 
     /// Does what is promised to the pod last still?
-    pub(in crate::queue) fn may_come(&self, uid: &str, now: Duration) -> bool {
+    pub(crate) fn may_come(&self, uid: &str, now: Duration) -> bool {
         let promised = self.pods.get(uid).and_then(|wait| wait.promised.as_ref());
         promised.is_some_and(|(_, end)| *end > now)
     }

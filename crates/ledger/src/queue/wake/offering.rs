@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
 
-use super::{Waking, price};
+use super::price;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::queue::kind::KindId;
 use crate::queue::turn::Turn;
-use crate::sight::Sight;
+use crate::sight::{Sight, Waking};
 use crate::trial::{Host, Left, Trial};
 
 /// A node whose room is being offered.
@@ -136,7 +136,9 @@ impl Waking<'_> {
             .waiting
             .promise(&pod.uid, node, self.now, interval, lasts);
         if pod.queued {
-            queue.earmark_for_ungated(pod, node, self.now + lasts, self.books);
+            let earmarks = &mut self.earmarks;
+            earmarks.earmark_for_ungated(pod, node, self.now + lasts, self.books);
+            queue.gain(earmarks);
         }
     }
 
@@ -232,10 +234,10 @@ impl Waking<'_> {
     /// The next pod of a kind that room on the node is kept for, or from which none is kept since
     /// its priority is higher: it may fit where one before it does not.
     fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if !self.queue.has_earmarks(node) {
+        if !self.earmarks.has_earmarks(node) {
             return None;
         }
-        let kept = self.queue.pods_with_earmarks(node);
+        let kept = self.earmarks.pods_with_earmarks(node);
         let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
         let higher = self.queue.waiting.kind(kind)?.higher(turn);
@@ -250,7 +252,7 @@ impl Sight<'_> {
         let mut trial = self.trial().keeping_nothing();
         let promised = self.queue.waiting.promised_on(name).iter();
         // What is kept is looked at on its own.
-        let promised = promised.filter(|uid| !self.queue.has_more_than_reservation(uid));
+        let promised = promised.filter(|uid| !self.earmarks.has_more_than_reservation(uid));
         for pod in promised.filter_map(|uid| self.books.pod(uid)) {
             come(&mut trial, name, pod);
         }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 
-use super::Queue;
-use super::earmark::{Earmark, Ended, Holder};
+use super::{Cause, Earmark, Earmarks, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
@@ -46,7 +45,7 @@ impl Replacement {
     }
 }
 
-impl Queue {
+impl Earmarks {
     /// The pod for which room is earmarked, made or not.
     pub(crate) fn pod_of<'a>(&'a self, holder: &Holder, books: &'a Books) -> Option<&'a PodFacts> {
         match holder {
@@ -126,7 +125,7 @@ impl Queue {
     pub(crate) fn end_needless_replacements(&mut self, empties: bool, books: &Books) {
         let stays = |of: &str| books.pod(of).is_some_and(|pod| !pod.deleting);
         let goes_on = |it: &Replacement| match &it.beneficiary {
-            Beneficiary::Pod(uid) => self.is_defragmented_for(uid),
+            Beneficiary::Pod(uid) => self.find(uid, Cause::Defragment).is_some(),
             Beneficiary::Node(_) => empties,
         };
         let needless = self.replacements.iter();

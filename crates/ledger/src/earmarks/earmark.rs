@@ -185,7 +185,7 @@ impl Earmark {
     }
 
     /// Is the room awaited, and no pod terminates for it?
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         matches!(self.cause, Cause::Reclaim | Cause::Reserve)
     }
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::Queue;
-use super::earmark::{Cause, Earmark};
+use super::{Cause, Earmark, Earmarks};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
@@ -26,7 +25,7 @@ impl Expected {
     }
 }
 
-impl Queue {
+impl Earmarks {
     /// The room is earmarked meanwhile, for kube-scheduler may end the nomination.
     pub(crate) fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, books: &Books, now: Duration) {
         let since = match self.expected.0.get(uid) {

@@ -1,10 +1,16 @@
 //! Room on a node that is earmarked for a pod: only pods of higher priority may take it.
 //!
-//! Each [`Cause`] is a reason for the same thing. There is one way to put an earmark ([`Queue::put`]) and one way out
-//! ([`Queue::end`]), which counts it, notes what was tried without success, and offers the node again. CPU and memory of the host
+//! Each [`Cause`] is a reason for the same thing. There is one way to put an earmark ([`Earmarks::put`]) and one way out
+//! ([`Earmarks::end`]), which counts it, notes what was tried without success, and offers the node again. CPU and memory of the host
 //! count for every cause ([`crate::trial`]).
 //!
 //! Every earmark ends: with its pod, once the pod has memory, or at its deadline.
+
+mod backoff;
+mod earmark;
+mod expected;
+mod nominations;
+mod replacements;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,17 +18,94 @@ use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
 
-use super::Queue;
-use super::earmark::{Cause, Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
+use backoff::Backoffs;
+pub(crate) use backoff::{Controller, controller, doubled};
+pub(crate) use earmark::{Cards, Earmark, Holder};
+pub use earmark::{Cause, Ended};
+use expected::Expected;
+use nominations::Nominations;
+pub(crate) use replacements::Beneficiary;
+use replacements::Replacement;
 
 /// How many earmarks ended, by cause and how.
-pub(super) type Counts = HashMap<(Cause, Ended), u64>;
+type Counts = HashMap<(Cause, Ended), u64>;
 
-impl Queue {
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Earmarks {
+    /// By node, for whom room is earmarked there, by a nomination, in `all` or in `replacements`.
+    holders: HashMap<Arc<str>, HashSet<Holder>>,
+    all: HashMap<Uid, Earmark>,
+    ended: Counts,
+    /// When what had lasted long enough was ended last: pauses begin then.
+    now: Duration,
+    /// By the UID of the pod that is evicted.
+    replacements: HashMap<Uid, Replacement>,
+    backoffs: Backoffs,
+    /// The pod whose place was last compared with others.
+    compared: Option<Uid>,
+    nominations: Nominations,
+    expected: Expected,
+    /// It is offered to others: see [`Earmarks::take_freed`].
+    freed: Vec<Freed>,
+}
+
+/// A node where room is kept no more, or less of it, and whether that makes room for pods that others are disrupted for.
+pub(crate) type Freed = (Arc<str>, bool);
+
+impl Earmarks {
+    /// A pod has come, changed or gone.
+    pub(crate) fn follow(&mut self, uid: &Uid, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        self.beneficiary_lost(old, new);
+        self.nominations.follow(uid, new);
+        self.nomination_ended(uid, old, new);
+        self.index_nomination(old, new);
+        self.replacement_came(old, new);
+        if new.is_none_or(|pod| pod.node.is_some() || pod.released) {
+            self.backoffs.forget(uid);
+        }
+    }
+
+    /// What is kept no more since this was asked last. Whoever changes earmarks has the queue follow.
+    pub(crate) fn take_freed(&mut self) -> Vec<Freed> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// What failed is forgotten of pods that are not known.
+    pub(crate) fn retain_failures(&mut self, is_known: impl Fn(&Uid) -> bool) {
+        self.backoffs.retain(is_known);
+    }
+
+    /// Is room earmarked for the pod, and more than a reservation, or than what a nomination leaves that has ended?
+    pub(crate) fn has_more_than_reservation(&self, uid: &str) -> bool {
+        let is_more = |cause| match cause {
+            Cause::Reserve => false,
+            Cause::Nominated => self.nominations.has(uid),
+            _ => true,
+        };
+        self.earmark_if(uid, is_more).is_some()
+    }
+
+    /// All that is earmarked for pods.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Uid, &Earmark)> {
+        self.all.iter()
+    }
+
+    /// Is room of the node earmarked for the pod, if only by a nomination?
+    pub(crate) fn is_for(&self, uid: &Uid, node: &str) -> bool {
+        let holders = self.holders.get(node);
+        holders.is_some_and(|it| it.contains(&Holder::Pod(uid.clone())))
+    }
+
+    /// Is room earmarked anywhere?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.holders.is_empty()
+    }
+
     /// Is room earmarked on this node?
-    pub(super) fn has_earmarks(&self, node: &str) -> bool {
+    pub(crate) fn has_earmarks(&self, node: &str) -> bool {
         self.holders.contains_key(node)
     }
 
@@ -32,7 +115,7 @@ impl Queue {
     }
 
     /// The same without replacements.
-    pub(super) fn pods_with_earmarks(&self, node: &str) -> impl Iterator<Item = &Uid> {
+    pub(crate) fn pods_with_earmarks(&self, node: &str) -> impl Iterator<Item = &Uid> {
         self.holders(node).filter_map(|holder| match holder {
             Holder::Pod(uid) => Some(uid),
             Holder::Replacement(_) => None,
@@ -55,21 +138,16 @@ impl Queue {
 
     /// What is earmarked for a pod, unless only a nomination is.
     pub(crate) fn earmark(&self, uid: &str) -> Option<&Earmark> {
-        self.earmarks.get(uid)
+        self.all.get(uid)
     }
 
-    pub(super) fn earmark_if(&self, uid: &str, is_it: impl Fn(Cause) -> bool) -> Option<&Earmark> {
+    fn earmark_if(&self, uid: &str, is_it: impl Fn(Cause) -> bool) -> Option<&Earmark> {
         self.earmark(uid).filter(|it| is_it(it.cause))
     }
 
-    /// What is reclaimed for a pod.
-    pub(crate) fn reclaim_for(&self, uid: &str) -> Option<&Earmark> {
-        self.earmark_if(uid, |cause| cause == Cause::Reclaim)
-    }
-
-    /// What is reserved for a pod that has waited long.
-    pub(crate) fn reservation_for(&self, uid: &str) -> Option<&Earmark> {
-        self.earmark_if(uid, |cause| cause == Cause::Reserve)
+    /// What is earmarked for a pod, if it is for this cause.
+    pub(crate) fn find(&self, uid: &str, cause: Cause) -> Option<&Earmark> {
+        self.earmark_if(uid, |its| its == cause)
     }
 
     /// What pods that are to be evicted leave to a pod.
@@ -77,35 +155,18 @@ impl Queue {
         self.earmark_if(uid, Cause::evicts)
     }
 
-    /// Are others evicted for the pod whose replacements have room elsewhere?
-    pub(crate) fn is_defragmented_for(&self, uid: &str) -> bool {
-        let defragments = |cause| cause == Cause::Defragment;
-        self.earmark_if(uid, defragments).is_some()
-    }
-
-    /// Is room earmarked for the pod because it was ungated for it?
-    pub(crate) fn is_ungated_for_room(&self, uid: &str) -> bool {
-        self.earmark_if(uid, |cause| cause == Cause::Ungated)
-            .is_some()
-    }
-
     /// The reservation that is to be compared with others next: each in turn.
     pub(crate) fn next_reservation(&mut self) -> Option<Uid> {
-        let all = self.all_reservations();
+        let all = self.all_of(Cause::Reserve);
         let last = self.compared.take();
         let after = |uid: &&Uid| last.as_ref().is_none_or(|last| *uid > last);
         self.compared = all.iter().find(after).or(all.first()).cloned();
         self.compared.clone()
     }
 
-    /// The pods for which memory is reclaimed, by UID.
-    pub(crate) fn all_reclaims(&self) -> Vec<Uid> {
-        self.all_earmarked(|cause| cause == Cause::Reclaim)
-    }
-
-    /// The pods that have a reservation, by UID.
-    pub(crate) fn all_reservations(&self) -> Vec<Uid> {
-        self.all_earmarked(|cause| cause == Cause::Reserve)
+    /// The pods for which room is earmarked for this cause, by UID.
+    pub(crate) fn all_of(&self, cause: Cause) -> Vec<Uid> {
+        self.all_earmarked(|its| its == cause)
     }
 
     /// The pods for which others are to be evicted, by UID.
@@ -122,20 +183,20 @@ impl Queue {
 
     /// The gangs for which others are to be evicted.
     pub(crate) fn gangs_with_evictions(&self) -> BTreeSet<Group> {
-        let gangs = self.earmarks.values().filter_map(Earmark::gang);
+        let gangs = self.all.values().filter_map(Earmark::gang);
         gangs.cloned().collect()
     }
 
     /// The pods of the gang for which others are to be evicted, by UID, and what is earmarked for each.
     pub(crate) fn evictions_for(&self, gang: &Group) -> Vec<(&Uid, &Earmark)> {
-        let all = self.earmarks.iter();
+        let all = self.all.iter();
         let mut all: Vec<_> = all.filter(|(_, it)| it.gang() == Some(gang)).collect();
         all.sort_unstable_by_key(|(uid, _)| *uid);
         all
     }
 
     fn all_earmarked(&self, is_it: impl Fn(Cause) -> bool) -> Vec<Uid> {
-        let all = self.earmarks.iter().filter(|(_, it)| is_it(it.cause));
+        let all = self.all.iter().filter(|(_, it)| is_it(it.cause));
         let mut all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
         all.sort_unstable();
         all
@@ -145,7 +206,7 @@ impl Queue {
     pub(crate) fn put(&mut self, uid: &Uid, earmark: Earmark, books: &Books) {
         self.end(uid, Ended::Replaced, books);
         self.index(Holder::Pod(uid.clone()), &earmark.node);
-        self.earmarks.insert(uid.clone(), earmark);
+        self.all.insert(uid.clone(), earmark);
     }
 
     /// What was earmarked for the pod ends. A node where the pod is nominated still is not offered to others.
@@ -164,7 +225,7 @@ impl Queue {
 
     /// The pod that was ungated for room was asked about, or never will be. True if room was earmarked for that.
     pub(crate) fn end_ungated(&mut self, uid: &str, how: Ended, books: &Books) -> bool {
-        let is_ungated = self.is_ungated_for_room(uid);
+        let is_ungated = self.find(uid, Cause::Ungated).is_some();
         if is_ungated {
             self.end(uid, how, books);
         }
@@ -173,19 +234,13 @@ impl Queue {
 
     /// Counts the end. The index of nodes is the caller's.
     fn remove(&mut self, uid: &str, how: Ended) -> Option<Earmark> {
-        let earmark = self.earmarks.swap_remove(uid)?;
+        let earmark = self.all.swap_remove(uid)?;
         self.count_end(&earmark, how);
         Some(earmark)
     }
 
     pub(super) fn count_end(&mut self, earmark: &Earmark, how: Ended) {
         *self.ended.entry((earmark.cause, how)).or_default() += 1;
-    }
-
-    /// How many earmarks there are for this cause.
-    pub(crate) fn count_earmarks(&self, cause: Cause) -> usize {
-        let of_cause = self.earmarks.values().filter(|it| it.cause == cause);
-        of_cause.count()
     }
 
     /// How many earmarks for this cause ended like this.
@@ -201,7 +256,7 @@ impl Queue {
         waits_for: Vec<Uid>,
         until: Option<Duration>,
     ) {
-        if let Some(earmark) = self.earmarks.get_mut(uid)
+        if let Some(earmark) = self.all.get_mut(uid)
             && earmark.cause == Cause::Reserve
         {
             earmark.waits_for = waits_for.into();
@@ -211,23 +266,23 @@ impl Queue {
 
     /// Others are to give memory back for the same room. What is earmarked of it for third pods may be less.
     pub(crate) fn reclaim_from(&mut self, uid: &str, victims: Vec<Uid>) {
-        if let Some(earmark) = self.earmarks.get_mut(uid)
+        if let Some(earmark) = self.all.get_mut(uid)
             && earmark.cause == Cause::Reclaim
         {
             earmark.waits_for = victims.into();
-            self.waiting.room_on(&earmark.node);
+            self.freed.push((earmark.node.clone(), false));
         }
     }
 
     /// Earmarks the room for which a pod is ungated; none if it is nominated elsewhere.
-    pub(super) fn earmark_for_ungated(
+    pub(crate) fn earmark_for_ungated(
         &mut self,
         pod: &PodFacts,
         node: &Arc<str>,
         until: Duration,
         books: &Books,
     ) {
-        let here = self.earmarks.get(&pod.uid);
+        let here = self.all.get(&pod.uid);
         let elsewhere = pod.nominated.as_ref().is_some_and(|other| other != node);
         if elsewhere || here.is_some_and(|it| it.node == *node) {
             return;
@@ -239,25 +294,21 @@ impl Queue {
     /// A pod is refused: should it be nominated, its room will outlive that.
     pub(crate) fn earmark_for_nominated(&mut self, pod: &PodFacts, books: &Books, until: Duration) {
         let known = books.pod(&pod.uid);
-        let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
-            return;
-        };
-        let own = known.own_nomination || pod.own_nomination;
-        if own || self.nominations.is_over(&pod.uid) {
-            return;
+        let known = known.filter(|known| known.node.is_none() && !known.released);
+        let own = |known: &PodFacts| known.own_nomination || pod.own_nomination;
+        let known = known.filter(|known| !own(known) && !self.nominations.is_over(&pod.uid));
+        let node = known.and_then(|it| it.nominated.clone().or_else(|| pod.nominated.clone()));
+        if let Some(node) = node {
+            let earmark = Earmark::of_node(&node, Cause::Nominated, until);
+            self.put(&pod.uid, earmark, books);
         }
-        let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
-            return;
-        };
-        let earmark = Earmark::of_node(&node, Cause::Nominated, until);
-        self.put(&pod.uid, earmark, books);
     }
 
     /// Ends what has lasted long enough.
-    pub(crate) fn expire_earmarks(&mut self, books: &Books, now: Duration, ttl: Duration) {
+    pub(crate) fn expire(&mut self, books: &Books, now: Duration, ttl: Duration) {
         self.now = now;
         let mut late = Vec::new();
-        for (uid, earmark) in &mut self.earmarks {
+        for (uid, earmark) in &mut self.all {
             let nominated = books.pod(uid).and_then(|pod| pod.nominated.as_ref());
             if earmark.cause == Cause::Nominated && nominated == Some(&earmark.node) {
                 earmark.until = now + ttl;
@@ -266,7 +317,7 @@ impl Queue {
             }
         }
         // Those of equal cause end in the order in which they were put.
-        late.sort_by_key(|uid| self.earmarks.get(uid).map(|it| it.cause));
+        late.sort_by_key(|uid| self.all.get(uid).map(|it| it.cause));
         late.iter()
             .for_each(|uid| self.end(uid, Ended::Late, books));
         let replacements = self.replacements.iter();
@@ -274,11 +325,12 @@ impl Queue {
         let late: Vec<Uid> = late.map(|(of, _)| of.clone()).collect();
         late.iter()
             .for_each(|of| self.end_replacement(of, Ended::Late));
+        self.end_nominations(books, now);
     }
 
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
     /// their victims are leaving, make room for others.
-    pub(super) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+    fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
         let key = |pod: &PodFacts| (self.holds_room_on(pod), pod.gated, pod.deleting);
         if old.map(key) == new.map(key) && old.is_some() {
             return;
@@ -291,7 +343,7 @@ impl Queue {
             .filter_map(|pod| pod.node.as_ref())
         {
             if self.holders.contains_key(node) {
-                self.waiting.room_on(node);
+                self.freed.push((node.clone(), false));
             }
         }
         let Some(uid) = old.or(new).map(|pod| &pod.uid) else {
@@ -306,7 +358,7 @@ impl Queue {
             let is_means = earmark.cause.evicts() || earmark.is_awaited();
             Some(&earmark.node) != to.as_ref() || preempts && is_means
         };
-        if self.earmarks.get(uid).is_some_and(ends) {
+        if self.all.get(uid).is_some_and(ends) {
             let how = match new.filter(|pod| !pod.released) {
                 None => Ended::Gone,
                 Some(pod) if pod.node.is_some() => Ended::Taken,
@@ -320,10 +372,10 @@ impl Queue {
     }
 
     /// A pod has reserved: what it was nominated for is free.
-    pub(super) fn nomination_changed(&mut self, uid: &str, books: &Books) {
+    pub(crate) fn nomination_changed(&mut self, uid: &str, books: &Books) {
         let pod = books.pod(uid);
         if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
-            self.waiting.room_on(node);
+            self.freed.push((node.clone(), false));
         }
         // A gang may be given up after some of its pods have reserved.
         if self.earmark(uid).is_none_or(|it| it.gang().is_none()) {
@@ -336,7 +388,7 @@ impl Queue {
         if pod.node.is_some() || pod.released {
             return None;
         }
-        let earmarked = || Some(self.earmarks.get(&pod.uid)?.node.clone());
+        let earmarked = || Some(self.all.get(&pod.uid)?.node.clone());
         let nominated = pod.nominated.clone();
         let nominated = nominated.filter(|_| !self.nominations.is_over(&pod.uid));
         nominated.or_else(earmarked)
@@ -353,8 +405,7 @@ impl Queue {
             if holders.is_empty() {
                 self.holders.swap_remove(node);
             }
-            self.gains.note(&node.into());
-            self.waiting.room_on(node);
+            self.freed.push((node.into(), true));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::Queue;
+use super::Earmarks;
 use super::earmark::{Cause, Earmark};
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
@@ -132,7 +132,7 @@ fn evicted_for_nothing(failures: &mut Failures, earmark: &Earmark, from: Duratio
     backoff.pause(from);
 }
 
-impl Queue {
+impl Earmarks {
     /// What was earmarked for the pod did not come, or was of no use to it. Other GPUs or nodes are tried first. If others
     /// were evicted, no other is before a pause; the same holds for the controller's next pod.
     pub(super) fn back_off(&mut self, uid: &str, pod: Option<&PodFacts>, earmark: &Earmark) {

@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::Queue;
-use super::earmark::{Earmark, Ended, Holder};
+use super::{Earmarks, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
@@ -23,16 +22,6 @@ const LASTS: Duration = Duration::from_secs(300);
 const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 /// Between two looks at nominations.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters, if that stops to look
-/// when `least` have passed them, or more (`minFeasibleNodesToFind`)?
-pub(crate) fn is_sample(candidates: usize, least: usize, books: &Books) -> bool {
-    let more = || {
-        let mut nodes = books.nodes().filter(|(_, node)| node.status().is_some());
-        nodes.nth(candidates).is_some()
-    };
-    candidates >= least && more()
-}
 
 /// A pod that is nominated.
 #[derive(Debug)]
@@ -112,47 +101,27 @@ impl Nominations {
     }
 }
 
-impl Queue {
+impl Earmarks {
     /// Is the pod nominated, and not for so long that no room is kept for that?
     pub(crate) fn is_nominated(&self, pod: &PodFacts) -> bool {
         pod.nominated.is_some() && !self.nominations.is_over(&pod.uid)
     }
 
-    /// Which nodes may kube-scheduler have left out when it refused the pod last? Not those for which the pod was woken
-    /// to no avail. None if it showed all.
-    pub(crate) fn may_be_unshown(&self, uid: &str) -> Option<impl Fn(&str) -> bool> {
-        let sampled = self.waiting.is_sampled(uid);
-        sampled.then_some(move |node: &str| !self.waiting.is_barred(uid, node))
-    }
-
     /// Nominations that have lasted too long keep no room.
-    pub(crate) fn end_nominations(&mut self, books: &Books, now: Duration) {
+    pub(super) fn end_nominations(&mut self, books: &Books, now: Duration) {
         for (uid, node) in self.nominations.tick(books, now) {
             self.end(&uid, Ended::Late, books);
             self.unindex(&Holder::Pod(uid), &node);
         }
     }
 
-    /// The node to nominate a pod to in the write that wakes it: kube-scheduler showed other nodes when it was refused.
-    pub(crate) fn nomination(&self, uid: &str, books: &Books) -> Option<Arc<str>> {
-        let node = self.waiting.to_nominate(uid)?;
-        let pod = books.pod(uid)?;
-        let elsewhere = |other: &Arc<str>| other != node;
-        let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
-        // What might come there is not needed where there is room.
-        let earmark = self.earmark(uid).filter(|it| !it.is_awaited());
-        let earmarked = earmark.map(Earmark::node);
-        let is_free = !by_scheduler.is_some_and(elsewhere) && !earmarked.is_some_and(elsewhere);
-        is_free.then(|| node.clone())
-    }
-
-    /// Pods that the extender nominated to nodes whose room is promised to them no more.
-    pub(crate) fn void_nominations(&self, books: &Books) -> Vec<Arc<PodFacts>> {
+    /// Pods that the extender nominated, and that are not assumed.
+    pub(crate) fn own_nominations<'s>(
+        &'s self,
+        books: &'s Books,
+    ) -> impl Iterator<Item = &'s Arc<PodFacts>> {
         let own = self.nominations.pods.iter();
-        let own = own.filter(|(_, known)| known.own);
-        let void =
-            own.filter(|(uid, _)| !self.waiting.is_promised(uid) && books.assumed(uid).is_none());
-        let pods = void.filter_map(|(uid, _)| books.pod(uid));
-        pods.filter(|pod| !pod.deleting).cloned().collect()
+        let own = own.filter(|(uid, known)| known.own && books.assumed(uid).is_none());
+        own.filter_map(|(uid, _)| books.pod(uid))
     }
 }
