@@ -235,7 +235,7 @@ impl Metrics {
                 }
             }
         }
-        for why in Ungate::ALL {
+        for why in Ungate::VARIANTS {
             for result in RESULTS {
                 begin(&self.ungates, &[why.label(), result]);
             }

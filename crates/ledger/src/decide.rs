@@ -8,8 +8,8 @@ use gpustow_pack::{Choice, Cost, Refusal, Request};
 
 use crate::books::{AssumedPod, Gate, Node};
 use crate::budget::Budget;
+use crate::evidence::NodeSet;
 use crate::gangs::Shortfall;
-use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
 use crate::sight::Sight;
 use crate::trial::Host;
@@ -128,7 +128,7 @@ impl Ledger {
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
         let class = self.scores.class(&request, candidates.len());
-        let tried = self.queue.tried(uid).cloned();
+        let tried = self.shown.tried(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         let mut take = |ledger: &Self, name: &'a str, (cost, tainted)| {
@@ -174,7 +174,7 @@ impl Ledger {
             }
         }
         let mut stopped = None;
-        self.queue.in_turn(uid, &mut unknown);
+        self.shown.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
             let found = self.cost(slot, name, ask.pod, class, now, &mut budget);
             match seated(name, found) {
@@ -187,7 +187,7 @@ impl Ledger {
                 }
             }
         }
-        self.queue.stopped_at(uid, stopped);
+        self.shown.stopped_at(uid, stopped);
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
             let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
@@ -225,7 +225,7 @@ impl Ledger {
         };
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried {
-            self.queue.try_again(uid, candidates);
+            self.shown.try_again(uid, candidates);
         }
         let choice = match seat {
             Some(seat) => Ok(seat.into_choice()),
@@ -260,7 +260,7 @@ impl Ledger {
         now: Duration,
     ) {
         let least = self.config.least_nodes;
-        self.queue
+        self.shown
             .note_offered(pod, offered, candidates, least, &self.books, now);
     }
 
@@ -289,7 +289,7 @@ impl Ledger {
         let held = self.books.assumed(uid).map(|held| held.node().clone());
         let bound = || self.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
-        let tried = self.queue.tried(uid).cloned();
+        let tried = self.shown.tried(uid).cloned();
         let class = self.scores.class(request, nodes.len());
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {

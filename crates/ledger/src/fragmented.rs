@@ -6,7 +6,7 @@
 //! chance, and leaves alone for a minute what kube-scheduler's own preemption answers: where a node's sum is short, and
 //! pods of lower priority could change that. A pod whose room did not come, or was of no use, has no other end there
 //! again, nor elsewhere before a pause. Pods end only on a node that kube-scheduler offered for the pod
-//! ([`crate::queue`], evidence), and what a look may cost is bounded ([`search`]).
+//! ([`crate::evidence`]), and what a look may cost is bounded ([`search`]).
 
 mod asking;
 mod moves;
@@ -25,9 +25,9 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Beneficiary, Cause, Earmark, Ended};
+use crate::evidence::Evidence;
 use crate::maps::HashSet;
 use crate::means::{self, Reserved};
-use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
@@ -111,7 +111,7 @@ impl Ledger {
         let mut looked = self.turn(|it| &mut it.fragmented, now, Seen::search);
         self.waits.note_cut(&mut looked.cut);
         for (uid, open) in looked.open {
-            self.queue.ask_for_evidence(&uid, open, now);
+            self.ask_for_evidence(&uid, open, now);
         }
         for uid in looked.all_tried {
             if let Some(pod) = self.books.pod(&uid) {
@@ -178,7 +178,7 @@ impl Ledger {
         match step {
             Step::NotNow => {}
             Step::Nothing => self.earmarks.all_tried(&pod, Cause::Defragment, now),
-            Step::Open(open) => self.queue.ask_for_evidence(&pod.uid, open, now),
+            Step::Open(open) => self.ask_for_evidence(&pod.uid, open, now),
             Step::Moves(moves) => {
                 self.keep_moves(&pod, moves, began, now);
                 return true;
@@ -305,7 +305,7 @@ impl Ledger {
             Some(pod) if self.sight(now).needed(&pod, earmark).is_none() => Ended::Late,
             Some(pod) => {
                 if let Some(open) = self.sight(now).outdated(&pod, earmark.node()) {
-                    self.queue.ask_for_evidence(uid, open, now);
+                    self.ask_for_evidence(uid, open, now);
                 }
                 return;
             }

@@ -29,8 +29,9 @@ use crate::books::Uid;
 use crate::budget::Budget;
 use crate::decide::refuse_all;
 use crate::earmarks::{Cause, Earmark, Ended};
+use crate::evidence::NodeSet;
 use crate::fragmented::Broken;
-use crate::queue::{NodeSet, Turn};
+use crate::queue::Turn;
 use crate::{Ask, Filtered, Ledger, Reason, Reserved};
 pub(crate) use cycle::Cycles;
 use plan::Member;
@@ -92,7 +93,7 @@ impl Ledger {
         if wanted == 0 {
             return Ok(None);
         }
-        let tried = self.queue.tried(&pod.uid);
+        let tried = self.shown.tried(&pod.uid);
         if let Some(seat) = self.gangs.take_seat(gang, &pod.uid)
             && candidates.contains(&&*seat.node)
             && tried.is_none_or(|tried| !tried.has(&seat.node))
@@ -118,7 +119,7 @@ impl Ledger {
             }
         };
         // A node where the pod's bind was refused is for when no other will do.
-        let untried = self.queue.tried(&pod.uid).map(|tried| {
+        let untried = self.shown.tried(&pod.uid).map(|tried| {
             let untried = nodes.iter().filter(|name| !tried.has(name));
             untried.cloned().collect::<Vec<_>>()
         });
@@ -140,11 +141,12 @@ impl Ledger {
         }
         let own = seats.swap_remove(&pod.uid);
         self.gangs.keep_seats(gang, seats);
-        match own {
-            Some(seat) => Ok(Some(seat)),
-            // The others need the room, unless the search did not come to this one.
-            None if !is_cut && self.sight(now).fits_among(pod, candidates) => Err(shortfall),
-            None => Ok(None),
+        let sight = self.sight(now);
+        let fits = |name: &&str| sight.may_fit(name, pod) && sight.choose(name, pod).is_ok();
+        // The others need the room, unless the search did not come to this one.
+        match own.is_none() && !is_cut && candidates.iter().any(fits) {
+            true => Err(shortfall),
+            false => Ok(own),
         }
     }
 
@@ -162,7 +164,7 @@ impl Ledger {
         };
         let class = self.scores.class(request, candidates.len());
         let mut budget = Budget::of(&self.config);
-        let tried = self.queue.tried(&pod.uid).cloned();
+        let tried = self.shown.tried(&pod.uid).cloned();
         let behind = self.queue.is_behind_queued(pod);
         let mut found = Vec::new();
         for &name in candidates {
@@ -297,7 +299,7 @@ impl Ledger {
                 return Some(first.clone());
             }
             Found::GoesOn => self.waits.first = Some(hunt),
-            Found::Open(open) => self.queue.ask_for_evidence(&first.uid, open, now),
+            Found::Open(open) => self.ask_for_evidence(&first.uid, open, now),
             Found::Nothing => {
                 self.waits
                     .cut
@@ -469,7 +471,7 @@ impl Ledger {
             if let Some(how) = how {
                 self.end_gang(&gang, how);
             } else if let Some((uid, open)) = self.sight(now).outdated_for(&gang) {
-                self.queue.ask_for_evidence(&uid, open, now);
+                self.ask_for_evidence(&uid, open, now);
             }
         }
     }

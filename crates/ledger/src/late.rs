@@ -14,8 +14,8 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark};
+use crate::evidence::Evidence;
 use crate::preempt::asked_in_sum;
-use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::Host;
 
@@ -116,6 +116,16 @@ impl Ledger {
                 && sight.trial().choose(pod, name, &mut budget).is_ok()
         });
         node.cloned()
+    }
+}
+
+impl Ledger {
+    /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
+    /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early.
+    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence, now: Duration) {
+        if self.shown.is_to_be_asked(uid, evidence, now) {
+            self.queue.tries_again(uid);
+        }
     }
 }
 

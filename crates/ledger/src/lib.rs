@@ -14,11 +14,11 @@
 //!                         └─ watch: has a node ─▶ bound                       ▼
 //!                                                                            gone
 //! ```
-//! Inside are four parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
+//! Inside are five parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
 //! bound), the *scores* (what filter remembers and policies have learnt), the *earmarks* (for whom room is
-//! kept) and the *queue* (who waits for which room). Only the books say what is true. Each of their verbs
-//! returns a `Change`, and the others follow from that in one place. The verbs of this crate's users, one
-//! file each, ask all four.
+//! kept), what kube-scheduler has *shown*, and the *queue* (who waits for which room). Only the books say
+//! what is true. Each of their verbs returns a `Change`, and the others follow from that in one place. The
+//! verbs of this crate's users, one file each, ask all five.
 //!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
@@ -59,6 +59,7 @@ mod decide;
 mod earmarked;
 mod earmarks;
 mod empty;
+mod evidence;
 mod explain;
 mod fragmented;
 mod gangs;
@@ -88,8 +89,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use books::{Books, Change, Event};
+use books::{Books, Change};
 use earmarks::Earmarks;
+use evidence::Shown;
 use queue::Queue;
 use scores::Scores;
 use sight::Sight;
@@ -122,6 +124,7 @@ pub struct Ledger {
     books: Books,
     scores: Scores,
     earmarks: Earmarks,
+    shown: Shown,
     queue: Queue,
     over: over_limit::Seen,
     placing: reservations::Seen,
@@ -152,6 +155,7 @@ impl Ledger {
             books: Books::new(config.stale_after, config.of_views()),
             scores: Scores::new(config.policy),
             earmarks: Earmarks::default(),
+            shown: Shown::default(),
             queue: Queue::new(config.queue),
             ..Self::default()
         }
@@ -174,11 +178,7 @@ impl Ledger {
     /// Lets scores and queue follow what has changed in the books.
     fn follow(&mut self, change: Change) {
         for event in change.into_events() {
-            if let Event::NodeGone(name) = &event
-                && let Some(slot) = self.scores.slot(name)
-            {
-                self.queue.forget_slot(slot);
-            }
+            self.shown.follow(&event, &self.books, &self.scores);
             self.over.follow(&event, self.config.over_limit_for);
             self.scores.follow(&event, &mut self.books);
             self.queue.follow(&event, &mut self.earmarks, &self.books);

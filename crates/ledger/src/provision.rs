@@ -23,9 +23,10 @@ use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::evidence::Evidence;
 use crate::maps::{HashMap, HashSet};
 use crate::preempt::asked_in_sum;
-use crate::queue::{Evidence, Turn};
+use crate::queue::Turn;
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
 pub(crate) use gangs::Lacks;

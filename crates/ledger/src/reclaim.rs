@@ -17,9 +17,9 @@ use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark, Ended};
+use crate::evidence::Evidence;
 use crate::late::ended_in;
 use crate::means::Reserved;
-use crate::queue::Evidence;
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::trial::Host;
@@ -100,7 +100,7 @@ impl Ledger {
                     let sight = self.sight(now);
                     let open = sight.books.pod(&uid);
                     if let Some(open) = open.map(|pod| sight.evidence(pod, &plan.node)) {
-                        self.queue.ask_for_evidence(&uid, open, now);
+                        self.ask_for_evidence(&uid, open, now);
                     }
                 }
                 // Every card was tried: a later look tries them all again.
@@ -187,7 +187,7 @@ impl Ledger {
         };
         match goes_on() {
             _ if rejected => self.end(uid, Ended::Late),
-            Some(_) if let Some(open) = outdated => self.queue.ask_for_evidence(uid, open, now),
+            Some(_) if let Some(open) = outdated => self.ask_for_evidence(uid, open, now),
             Some(None) => {}
             Some(Some(victims)) => self.change(|it, _| it.reclaim_from(uid, victims)),
             None => self.end(uid, Ended::Late),

@@ -7,6 +7,7 @@ use gpustow_api::PodFacts;
 use crate::books::{Books, Uid};
 use crate::borrowers::Asked;
 use crate::earmarks::{Cause, Earmarks};
+use crate::evidence::Shown;
 use crate::queue::{Queue, Turn};
 use crate::scores::Scores;
 use crate::{Config, Ledger};
@@ -17,6 +18,7 @@ pub(crate) struct Sight<'a> {
     pub(super) books: &'a Books,
     pub(super) scores: &'a Scores,
     pub(super) earmarks: &'a Earmarks,
+    pub(super) shown: &'a Shown,
     pub(super) queue: &'a Queue,
     pub(super) config: &'a Config,
     pub(super) asked: &'a Asked,
@@ -29,6 +31,7 @@ pub(crate) struct Sight<'a> {
 pub(crate) struct Waking<'a> {
     pub(super) queue: &'a mut Queue,
     pub(super) earmarks: &'a mut Earmarks,
+    pub(super) shown: &'a mut Shown,
     pub(super) books: &'a Books,
     pub(super) scores: &'a Scores,
     pub(super) config: &'a Config,
@@ -43,6 +46,7 @@ impl Waking<'_> {
             books: self.books,
             scores: self.scores,
             earmarks: self.earmarks,
+            shown: self.shown,
             queue: self.queue,
             config: self.config,
             asked: self.asked,
@@ -57,6 +61,7 @@ impl Ledger {
         Waking {
             queue: &mut self.queue,
             earmarks: &mut self.earmarks,
+            shown: &mut self.shown,
             books: &self.books,
             scores: &self.scores,
             config: &self.config,
@@ -71,6 +76,7 @@ impl Ledger {
             books: &self.books,
             scores: &self.scores,
             earmarks: &self.earmarks,
+            shown: &self.shown,
             queue: &self.queue,
             config: &self.config,
             asked: &self.asked,

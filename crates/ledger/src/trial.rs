@@ -72,8 +72,7 @@ struct Step {
 }
 
 /// A time in a what-if.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark(usize);
+pub(crate) type Mark = usize;
 
 impl<'k> Sight<'k> {
     /// Begins a what-if: nodes as they are, and all room that is kept for others taken.
@@ -270,12 +269,12 @@ impl<'k> Trial<'k> {
 
     /// Now.
     pub(crate) fn mark(&self) -> Mark {
-        Mark(self.steps.len())
+        self.steps.len()
     }
 
     /// Pods that came since then have not come.
     pub(crate) fn back_to(&mut self, mark: Mark) {
-        for step in self.steps.drain(mark.0..).rev() {
+        for step in self.steps.drain(mark..).rev() {
             let spot = &mut self.spots[step.spot];
             spot.is_stale |= spot.whom != step.whom;
             spot.left = step.before;

@@ -9,8 +9,8 @@ use super::Site;
 use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::evidence::Evidence;
 use crate::preempt::asked_in_sum;
-use crate::queue::Evidence;
 use crate::sight::Sight;
 
 /// The question under way.

@@ -12,8 +12,9 @@ use super::{Broken, KINDS, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cause;
+use crate::evidence::Evidence;
 use crate::maps::{HashMap, HashSet};
-use crate::queue::{Evidence, Turn};
+use crate::queue::Turn;
 use crate::sight::Sight;
 
 /// So long a pod must have waited: what is free may be joined up by itself.

@@ -12,8 +12,8 @@ use super::{Move, Moves, Site};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cards;
+use crate::evidence::Evidence;
 use crate::maps::HashSet;
-use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 

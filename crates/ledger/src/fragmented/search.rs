@@ -14,8 +14,9 @@ use super::{Broken, KINDS, Plan, Site, importance};
 use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::evidence::Evidence;
 use crate::maps::HashMap;
-use crate::queue::{Evidence, Turn};
+use crate::queue::Turn;
 use crate::sight::Sight;
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.

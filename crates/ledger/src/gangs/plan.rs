@@ -15,8 +15,8 @@ use super::MOST_PODS;
 use super::search::{FITS, Search, State};
 use crate::Budget;
 use crate::books::Uid;
+use crate::evidence::{Evidence, NodeSet};
 use crate::maps::{HashMap, HashSet};
-use crate::queue::{Evidence, NodeSet};
 use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
@@ -362,11 +362,5 @@ impl Sight<'_> {
                 && rules.is_none_or(|rules| self.allow(rules, seat, pod, node))
                 && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
         })
-    }
-
-    /// Does the pod fit on one of these nodes?
-    pub(crate) fn fits_among(&self, pod: &PodFacts, names: &[&str]) -> bool {
-        let mut names = names.iter();
-        names.any(|name| self.may_fit(name, pod) && self.choose(name, pod).is_ok())
     }
 }

@@ -8,9 +8,9 @@ use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::{Earmark, Ended};
+use crate::evidence::Evidence;
 use crate::fragmented::importance;
 use crate::maps::HashSet;
-use crate::queue::Evidence;
 use crate::sight::Sight;
 use crate::trial::Host;
 
@@ -53,7 +53,7 @@ impl Sight<'_> {
         if self.books.excluded(node, &pod.constraints).is_some() {
             return Evidence::Rejected;
         }
-        let tried = self.queue.tried(&pod.uid);
+        let tried = self.shown.tried(&pod.uid);
         if tried.is_some_and(|tried| tried.has(node)) {
             return Evidence::Rejected;
         }
@@ -64,7 +64,7 @@ impl Sight<'_> {
         let mut found = Evidence::Unknown;
         let mut asked = false;
         for other in alike {
-            asked |= self.queue.was_asked_about(&other.uid);
+            asked |= self.shown.was_asked_about(&other.uid);
             match self.evidence(other, node) {
                 Evidence::Offered | Evidence::Short => return Evidence::Offered,
                 Evidence::Unknown => {}
@@ -75,7 +75,7 @@ impl Sight<'_> {
         // For another kind of node: what else keeps the pod off is known here.
         let is_other_kind = || {
             let mut all = self.books.members(gang);
-            all.any(|it| self.queue.was_asked_about(&it.uid))
+            all.any(|it| self.shown.was_asked_about(&it.uid))
         };
         match !asked && pod.constraints.regards == Regards::NoPod && is_other_kind() {
             true => Evidence::Offered,

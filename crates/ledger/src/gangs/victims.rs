@@ -14,9 +14,9 @@ use super::plan::{Member, Seats};
 use super::roll::Roll;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::evidence::Evidence;
 use crate::fragmented::{Broken, Rank, importance};
 use crate::maps::{HashMap, HashSet};
-use crate::queue::Evidence;
 use crate::sight::Sight;
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
@@ -208,7 +208,7 @@ impl Sight<'_> {
                 among.into()
             };
             // Of pods with the same constraints kube-scheduler says the same, unless one was tried.
-            let among = match self.queue.tried(&pod.uid) {
+            let among = match self.shown.tried(&pod.uid) {
                 Some(_) => look(),
                 None => known.entry(&pod.constraints).or_insert_with(look).clone(),
             };

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Phase, PodFacts};
+use strum::{IntoStaticStr, VariantArray};
 
 use super::turn::Turn;
 use crate::books::{Event, Uid, asks};
@@ -31,7 +32,8 @@ const LOOK_AT: usize = 16;
 const KINDS: usize = 64;
 
 /// Why a gate is taken off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Ungate {
     /// Its turn has come, and room is kept for it.
     Room,
@@ -46,25 +48,10 @@ pub enum Ungate {
 }
 
 impl Ungate {
-    /// Every cause.
-    pub const ALL: [Self; 5] = [
-        Self::Room,
-        Self::MayPreempt,
-        Self::NoNode,
-        Self::NotOurs,
-        Self::Off,
-    ];
-
     /// The value of metric labels.
     #[must_use]
     pub fn label(self) -> &'static str {
-        match self {
-            Self::Room => "room",
-            Self::MayPreempt => "may_preempt",
-            Self::NoNode => "no_node",
-            Self::NotOurs => "not_ours",
-            Self::Off => "off",
-        }
+        self.into()
     }
 }
 
@@ -259,7 +246,7 @@ impl Gated {
 
     /// What all looks for pods that may preempt have cost.
     pub(crate) fn spent_on_preemptors(&self) -> u64 {
-        self.preemptors.spent()
+        self.preemptors.spent
     }
 
     /// Are gates taken off in turn?

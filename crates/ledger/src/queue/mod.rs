@@ -1,15 +1,13 @@
-//! Who waits, for which room, and what became of earlier attempts.
+//! Who waits, and for which room.
 //!
-//! It follows what changes in the books. It does not know what is free or what a node costs: waking
+//! It follows what changes in the books, and what is earmarked no more. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
 mod changes;
-mod evidence;
 mod gangs;
 mod gated;
 mod kind;
 mod offers;
-mod tried;
 mod turn;
 mod waiting;
 mod wake;
@@ -22,13 +20,10 @@ use gpustow_api::PodFacts;
 use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::earmarks::{Earmark, Earmarks, Ended};
-use crate::maps::{HashMap, HashSet};
+use crate::maps::HashSet;
 use changes::Changes;
-use evidence::Offered;
-pub(crate) use evidence::{Evidence, NodeSet};
 use gated::{Gated, is_queued};
 pub use gated::{Queued, Ungate};
-pub(crate) use tried::Tried;
 pub(crate) use turn::Turn;
 use waiting::{Call, Waiting};
 use wake::Wakes;
@@ -36,10 +31,6 @@ use wake::Wakes;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
-    tried: HashMap<Uid, Tried>,
-    /// Nodes that kube-scheduler offered to pods that wait.
-    offered: HashMap<Uid, Offered>,
     waiting: Waiting,
     /// Nodes that gained room, or where less is kept.
     gains: Changes,
@@ -92,11 +83,6 @@ impl Queue {
             Event::Pod { uid, old, new } => {
                 earmarks.follow(uid, old.as_deref(), new.as_deref());
                 self.gain(earmarks);
-                if let (Some(old), Some(new)) = (old, new)
-                    && old.refusal != new.refusal
-                {
-                    self.text_changed(uid);
-                }
                 match new.as_ref().is_some_and(|pod| pod.stands_for.is_some()) {
                     true => self.placeholders.insert(uid.clone()),
                     false => self.placeholders.swap_remove(uid),
@@ -119,23 +105,12 @@ impl Queue {
                 earmarks.nomination_changed(uid, books);
                 self.gain(earmarks);
             }
-            Event::Released(uid) => self.sleeps(uid, books),
-            Event::Refused { uid, node } => self.note_refusal(uid, node),
-            Event::Expired { uid, node } => {
-                if books.pod(uid).is_some() {
-                    self.note_refusal(uid, node);
-                    self.sleeps(uid, books);
-                } else {
-                    self.tried.swap_remove(uid);
-                    self.offered.swap_remove(uid);
-                }
+            Event::Released(uid) | Event::Expired { uid, .. } => self.sleeps(uid, books),
+            Event::Listed => {
+                let known = |uid: &Uid| books.pod(uid).is_some() || books.assumed(uid).is_some();
+                earmarks.retain_failures(known);
             }
-            Event::Conflict(uid) => {
-                if books.pod(uid).is_some() {
-                    self.note_conflict(uid);
-                }
-            }
-            Event::Listed => self.forget_tries(earmarks, books),
+            Event::Refused { .. } | Event::Conflict(_) => {}
         }
     }
 
@@ -146,11 +121,6 @@ impl Queue {
         earmarks: &mut Earmarks,
         books: &Books,
     ) {
-        let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
-        if ended {
-            self.tried.swap_remove(uid);
-            self.offered.swap_remove(uid);
-        }
         // It was bound with our help, or we were asked about it before a watch showed it.
         if let Some(pod) = new
             && (matches!(pod.assignment, Some(Ok(_))) || self.waiting.is_unseen(uid))
@@ -225,6 +195,19 @@ impl Queue {
         match books.pod(&pod.uid) {
             Some(known) => self.waiting.asks_us(&known.scheduler),
             None => self.waiting.unseen(&pod.uid, now),
+        }
+    }
+
+    /// The pod was refused before everything was looked at.
+    pub(crate) fn ask_again(&mut self, uid: &Uid) {
+        self.unfinished.push(uid.clone());
+    }
+
+    /// kube-scheduler is to try the pod again. A gated pod is ungated for that.
+    pub(crate) fn tries_again(&mut self, uid: &Uid) {
+        match self.gated.has(uid) {
+            true => self.gated.let_go(uid, Ungate::MayPreempt),
+            false => self.ask_again(uid),
         }
     }
 
@@ -317,7 +300,7 @@ impl Queue {
 
     /// Did the last wake stop because of what it cost?
     pub(crate) fn wakes_on(&self) -> bool {
-        self.wakes.is_unfinished()
+        self.wakes.unfinished
     }
 }
 

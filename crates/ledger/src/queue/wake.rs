@@ -74,8 +74,7 @@ impl Waking<'_> {
     pub(crate) fn wake(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
         let seen = |uid: &str| self.books.pod(uid).is_some();
         for uid in self.queue.waiting.forget_unseen(seen, self.now) {
-            self.queue.tried.swap_remove(&uid);
-            self.queue.offered.swap_remove(&uid);
+            self.shown.forget(&uid);
         }
         let mut woken = self.come_again(limit);
         self.queue.gated.tick(self.now);
@@ -295,12 +294,6 @@ pub(super) struct Wakes {
     /// Room was found for these kinds since it was last offered.
     found: Vec<KindId>,
     pub(super) unfinished: bool,
-}
-
-impl Wakes {
-    pub(super) fn is_unfinished(&self) -> bool {
-        self.unfinished
-    }
 }
 
 /// What a fit of this pod costs.

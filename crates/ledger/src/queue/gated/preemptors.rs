@@ -66,7 +66,7 @@ pub(super) struct Preemptors {
     first: BTreeSet<Turn>,
     next_round: Duration,
     /// What all looks have cost.
-    spent: u64,
+    pub(super) spent: u64,
 }
 
 fn counted(pod: Option<&Arc<PodFacts>>) -> Option<i32> {
@@ -97,10 +97,6 @@ impl Preemptors {
             Event::NodeGone(name) => self.changes.forget(name),
             _ => {}
         }
-    }
-
-    pub(super) fn spent(&self) -> u64 {
-        self.spent
     }
 
     fn changed(&mut self, node: &Arc<str>) {

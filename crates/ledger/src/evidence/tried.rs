@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::Queue;
-use crate::books::{Books, Uid};
-use crate::earmarks::Earmarks;
+use super::Shown;
+use crate::books::Uid;
 use crate::scores::Slot;
 
 /// What went wrong with a pod's earlier attempts.
@@ -29,7 +28,7 @@ impl Tried {
     }
 }
 
-impl Queue {
+impl Shown {
     pub(crate) fn tried(&self, uid: &str) -> Option<&Tried> {
         self.tried.get(uid)
     }
@@ -54,14 +53,6 @@ impl Queue {
         }
     }
 
-    /// Pods that nobody knows of were never created, or are long gone.
-    pub(super) fn forget_tries(&mut self, earmarks: &mut Earmarks, books: &Books) {
-        let known = |uid: &Uid| books.pod(uid).is_some() || books.assumed(uid).is_some();
-        self.tried.retain(|uid, _| known(uid));
-        self.offered.retain(|uid, _| known(uid));
-        earmarks.retain_failures(known);
-    }
-
     /// The nodes that are to be looked at, in the order of their slots from where the last call for
     /// this pod stopped.
     pub(crate) fn in_turn<T>(&self, uid: &str, nodes: &mut [(Slot, T)]) {
@@ -79,10 +70,5 @@ impl Queue {
                 }
             }
         }
-    }
-
-    /// The pod was refused before everything was looked at.
-    pub(crate) fn ask_again(&mut self, uid: &Uid) {
-        self.unfinished.push(uid.clone());
     }
 }

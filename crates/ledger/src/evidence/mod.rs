@@ -19,19 +19,21 @@
 //! other pods for anti-affinity, spread, host ports and volumes ([`gpustow_api::Regards`]). It is then asked again.
 //!
 //! After a restart the memory is empty, and the next call fills it. A pod whose evidence is too old, or which has none,
-//! is woken so that kube-scheduler asks again ([`Queue::ask_for_evidence`]).
+//! is woken so that kube-scheduler asks again ([`Shown::is_to_be_asked`]).
+
+mod tried;
 
 use std::time::Duration;
 
 use gpustow_api::{PodFacts, Regards};
 
-use super::Queue;
-use crate::books::{Books, Uid};
+use crate::books::{Books, Event, Uid};
 use crate::earmarks::{Cause, doubled};
+use crate::maps::HashMap;
 use crate::preempt::asked_in_sum;
-use crate::queue::Ungate;
-use crate::scores::Slot;
+use crate::scores::{Scores, Slot};
 use crate::sight::Sight;
+pub(crate) use tried::Tried;
 
 /// For so long at most a call counts; for half of it at least.
 const AGE: Duration = Duration::from_secs(60);
@@ -129,7 +131,7 @@ impl Calls {
 
 /// What was offered to one pod.
 #[derive(Debug, Default)]
-pub(super) struct Offered {
+struct Offered {
     latest: Option<Calls>,
     before: Option<Calls>,
     /// The last call alone, if it was added to `latest`.
@@ -201,9 +203,57 @@ impl Offered {
     }
 }
 
-impl Queue {
+/// What kube-scheduler has shown of nodes for pods, and what came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
+    tried: HashMap<Uid, Tried>,
+    /// Nodes that kube-scheduler offered to pods that wait.
+    offered: HashMap<Uid, Offered>,
+}
+
+impl Shown {
+    /// Something has changed in the books.
+    pub(crate) fn follow(&mut self, event: &Event, books: &Books, scores: &Scores) {
+        match event {
+            Event::Pod { uid, old, new } => {
+                if let (Some(old), Some(new)) = (old, new)
+                    && old.refusal != new.refusal
+                {
+                    self.text_changed(uid);
+                }
+                if (new.as_ref()).is_none_or(|pod| pod.node.is_some() || pod.released) {
+                    self.forget(uid);
+                }
+            }
+            Event::NodeGone(name) => {
+                if let Some(slot) = scores.slot(name) {
+                    self.forget_slot(slot);
+                }
+            }
+            Event::Refused { uid, node } => self.note_refusal(uid, node),
+            Event::Expired { uid, node } if books.pod(uid).is_some() => {
+                self.note_refusal(uid, node);
+            }
+            Event::Expired { uid, .. } => self.forget(uid),
+            Event::Conflict(uid) if books.pod(uid).is_some() => self.note_conflict(uid),
+            Event::Listed => {
+                let known = |uid: &Uid| books.pod(uid).is_some() || books.assumed(uid).is_some();
+                self.tried.retain(|uid, _| known(uid));
+                self.offered.retain(|uid, _| known(uid));
+            }
+            _ => {}
+        }
+    }
+
+    /// The pod waits no more.
+    pub(crate) fn forget(&mut self, uid: &str) {
+        self.tried.swap_remove(uid);
+        self.offered.swap_remove(uid);
+    }
+
     /// The text of a waiting pod's condition has changed.
-    pub(super) fn text_changed(&mut self, uid: &str) {
+    fn text_changed(&mut self, uid: &str) {
         if let Some(offered) = self.offered.get_mut(uid) {
             offered.texts += 1;
             if offered.texts > 1 {
@@ -219,7 +269,7 @@ impl Queue {
     }
 
     /// The slot will be another node's.
-    pub(crate) fn forget_slot(&mut self, slot: Slot) {
+    fn forget_slot(&mut self, slot: Slot) {
         for offered in self.offered.values_mut() {
             let calls = [&mut offered.latest, &mut offered.before, &mut offered.last];
             for calls in calls.into_iter().flatten() {
@@ -256,25 +306,22 @@ impl Queue {
     }
 
     /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
-    /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early. A gated pod is ungated for it.
-    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence, now: Duration) {
+    /// pod: is it to try the pod again? Not if that was so lately or is too early.
+    pub(crate) fn is_to_be_asked(&mut self, uid: &Uid, evidence: Evidence, now: Duration) -> bool {
         let pause = match evidence {
             Evidence::Unknown => PAUSE,
             Evidence::Outdated => PAUSE_IF_OUTDATED,
-            _ => return,
+            _ => return false,
         };
         let offered = self.offered.entry(uid.clone()).or_default();
         let before = offered.wakes.checked_sub(1);
         let pause = before.map(|times| doubled(pause, times, LONGEST_PAUSE));
         if pause.is_some_and(|pause| now < offered.woken_at + pause) {
-            return;
+            return false;
         }
         offered.woken_at = now;
         offered.wakes += 1;
-        match self.gated.has(uid) {
-            true => self.gated.let_go(uid, Ungate::MayPreempt),
-            false => self.ask_again(uid),
-        }
+        true
     }
 }
 
@@ -284,7 +331,7 @@ impl Sight<'_> {
         if self.is_short_in_sum(pod, node) {
             return Evidence::Short;
         }
-        let offered = self.queue.offered.get(&pod.uid);
+        let offered = self.shown.offered.get(&pod.uid);
         let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
         let Some((offered, slot)) = slot else {
             return Evidence::Unknown;
@@ -335,7 +382,7 @@ impl Sight<'_> {
 
     /// The nodes that passed kube-scheduler's own filters for the pod, if it has named all of them lately.
     pub(crate) fn passed(&self, pod: &PodFacts) -> Option<NodeSet> {
-        let offered = self.queue.offered.get(&pod.uid)?;
+        let offered = self.shown.offered.get(&pod.uid)?;
         offered.passed(self.now)
     }
 
@@ -351,7 +398,7 @@ impl Sight<'_> {
     /// there? Not where something after this extender refused the pod, nor where other pods decide and none of its calls
     /// tells.
     pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str) -> bool {
-        let tried = self.queue.tried(&pod.uid);
+        let tried = self.shown.tried(&pod.uid);
         let refused = tried.is_some_and(|tried| tried.has(node));
         let offered = match self.evidence(pod, node) {
             Evidence::Offered => true,
