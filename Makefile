@@ -199,11 +199,12 @@ bench-scheduler-perf: control-plane ## Kubernetes' scheduler_perf without and wi
 	benches/scheduler_perf/run.sh
 
 .PHONY: bench-admission
-bench-admission: control-plane ## What the admission policies cost a CREATE, beside none and beside an earlier build's
+bench-admission: control-plane ## What admission costs a CREATE, beside none and beside an earlier build's policies
+	$(CARGO) build --locked --release --package gpustow
 	@mkdir -p target/bench-admission
-	@git archive $$(sed -n 's/^commit=//p' tests/previous/build.sh) manifests scheduler-config | tar -x -C target/bench-admission
+	@git archive be7e12d7 manifests scheduler-config | tar -x -C target/bench-admission
 	$(RUN) --package gpustow-testkit --features programs --bin bench-admission -- \
-	    --policies before=target/bench-admission/manifests/base,now=manifests/base $(ARGS)
+	    --earlier target/bench-admission/manifests/base $(ARGS)
 
 .PHONY: bench-agent
 bench-agent: control-plane ## What the agent costs its node, and how soon its report decides

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::{Request, header};
-use gpustow_api::config::QueueMode;
 use gpustow_api::names;
 use gpustow_serve::Tls;
 use k8s_openapi::ByteString;
@@ -27,7 +26,6 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::ask::{AskError, send_dated, within};
-use crate::config::Followed;
 use step::{Kept, Pair, Seen, Step, next};
 
 /// Between two looks.
@@ -42,31 +40,6 @@ const FORGOTTEN: Duration = Duration::from_secs(15);
 const STEPS: usize = 4;
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
 
-/// Where the API server reads whom to trust.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// The MutatingWebhookConfiguration.
-    name: &'static str,
-    /// The webhook in it, in gpustow's group.
-    webhook: &'static str,
-}
-
-/// Who has pods changed; the certificate goes by what is trusted here.
-const PODS: Place = Place {
-    name: names::WEBHOOK_CONFIGURATION,
-    webhook: "pods",
-};
-/// The one that has other sharers' requests translated: it trusts what that one trusts.
-const ADOPT: Place = Place {
-    name: names::ADOPT,
-    webhook: "adopt",
-};
-/// The one that has pods queued: the same.
-const LINE: Place = Place {
-    name: names::QUEUE,
-    webhook: "queue",
-};
-
 /// Why a step could not be made.
 #[derive(Debug, Error)]
 enum StepError {
@@ -77,13 +50,10 @@ enum StepError {
     #[error("cannot write the request: {0}")]
     Request(#[from] axum::http::Error),
     #[error(
-        "no webhook {webhook}.{group} in the MutatingWebhookConfiguration {name}: apply gpustow's manifests",
-        group = names::GROUP
+        "the MutatingWebhookConfiguration {name} has no webhooks: apply gpustow's manifests",
+        name = names::WEBHOOK_CONFIGURATION
     )]
-    NoWebhook {
-        webhook: &'static str,
-        name: &'static str,
-    },
+    NoWebhook,
 }
 
 /// This replica's part in looking after the certificate.
@@ -92,8 +62,6 @@ pub(crate) struct Keeper {
     secrets: Api<Secret>,
     /// By which the API server tells replicas apart.
     manager: String,
-    /// Says whether there is a queue, whose webhook has a configuration of its own.
-    config: Arc<Followed>,
     /// What the Secret held when it last made sense.
     kept: Option<Kept>,
     /// The certificate that comes next, and since when the configuration trusts it.
@@ -113,11 +81,7 @@ enum Served {
 
 impl Keeper {
     /// Also says where the certificate comes out once there is one.
-    pub(crate) fn new(
-        client: Client,
-        identity: &str,
-        config: Arc<Followed>,
-    ) -> (Keeper, oneshot::Receiver<Tls>) {
+    pub(crate) fn new(client: Client, identity: &str) -> (Keeper, oneshot::Receiver<Tls>) {
         let (first, comes) = oneshot::channel();
         // The API server takes 128 characters.
         let identity: String = identity.chars().take(100).collect();
@@ -125,7 +89,6 @@ impl Keeper {
             secrets: Api::namespaced(client.clone(), names::NAMESPACE),
             client,
             manager: format!("{}-{identity}", names::EXTENDER),
-            config,
             kept: None,
             trusted: None,
             missing: None,
@@ -155,7 +118,7 @@ impl Keeper {
 
     async fn look(&mut self) -> Result<(), StepError> {
         for _ in 0..STEPS {
-            let configuration = self.configuration(PODS).await?;
+            let configuration = self.configuration().await?;
             let read = self.secrets.get_opt(names::WEBHOOK_TLS);
             let secret = within(TIMEOUT, read).await?;
             let known = self.kept.as_ref();
@@ -183,7 +146,7 @@ impl Keeper {
                 now: self.now(),
             };
             match next(&seen)? {
-                Step::Wait => return self.trust_for_others(bundle).await,
+                Step::Wait => return Ok(()),
                 Step::Write(kept) => {
                     self.write(secret, &kept).await?;
                     // It may be lost before the next look.
@@ -191,7 +154,7 @@ impl Keeper {
                 }
                 Step::Trust(bundle) => {
                     if let Some(configuration) = configuration {
-                        self.trust(PODS, &configuration, bundle).await?;
+                        self.trust(&configuration, &bundle).await?;
                     }
                 }
             }
@@ -241,54 +204,34 @@ impl Keeper {
         }
     }
 
-    async fn configuration(&mut self, at: Place) -> Result<Option<Configuration>, StepError> {
-        let path = format!("{CONFIGURATIONS}/{}", at.name);
-        let request = Request::get(path).body(Vec::new())?;
+    async fn configuration(&mut self) -> Result<Option<Configuration>, StepError> {
+        let request = Request::get(path()).body(Vec::new())?;
         let (answer, date) = within(TIMEOUT, send_dated(&self.client, request)).await?;
         self.behind = date.map(|date| Timestamp::now().duration_since(date));
         match answer.map_err(AskError::from) {
-            Ok(object) => {
-                Configuration::of(&object, at.webhook)
-                    .map(Some)
-                    .ok_or(StepError::NoWebhook {
-                        webhook: at.webhook,
-                        name: at.name,
-                    })
-            }
+            Ok(object) => Configuration::of(&object)
+                .map(Some)
+                .ok_or(StepError::NoWebhook),
             Err(error) if error.status() == Some(404) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Writes whom the API server trusts, if nobody wrote since, and nothing else.
-    async fn trust(&self, at: Place, to: &Configuration, bundle: String) -> Result<(), StepError> {
-        let path = format!("{CONFIGURATIONS}/{}", at.name);
-        let at = format!("/webhooks/{}/clientConfig/caBundle", to.index);
-        let patch = json!([
-            { "op": "test", "path": "/metadata/resourceVersion", "value": to.version },
-            { "op": "add", "path": at, "value": ByteString(bundle.into_bytes()) },
-        ]);
-        let request = Request::patch(path)
+    async fn trust(&self, to: &Configuration, bundle: &str) -> Result<(), StepError> {
+        let bundle = ByteString(bundle.as_bytes().to_vec());
+        let version =
+            json!({ "op": "test", "path": "/metadata/resourceVersion", "value": to.version });
+        let each = (0..to.webhooks).map(|index| {
+            let path = format!("/webhooks/{index}/clientConfig/caBundle");
+            json!({ "op": "add", "path": path, "value": bundle })
+        });
+        let patch: Value = [version].into_iter().chain(each).collect();
+        let request = Request::patch(path())
             .header(header::CONTENT_TYPE, "application/json-patch+json")
             .body(patch.to_string().into_bytes())?;
         within(TIMEOUT, self.client.request::<Value>(request)).await?;
         tracing::info!("the API server is told to trust the webhook's certificate");
-        Ok(())
-    }
-
-    /// Has the other webhooks trust what that of all pods trusts. Until then pods are created without the gate.
-    async fn trust_for_others(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
-        let Some(bundle) = bundle else {
-            return Ok(());
-        };
-        let queues = self.config.spec().queue.mode != QueueMode::Off;
-        for at in [ADOPT].into_iter().chain(queues.then_some(LINE)) {
-            if let Some(other) = self.configuration(at).await?
-                && other.bundle != bundle
-            {
-                self.trust(at, &other, bundle.to_owned()).await?;
-            }
-        }
         Ok(())
     }
 
@@ -326,25 +269,31 @@ impl Keeper {
 /// What the webhook's configuration says.
 struct Configuration {
     version: String,
-    /// Of the webhook in its list.
-    index: usize,
-    /// Whom the API server trusts, in PEM.
+    /// How many webhooks it lists. Each trusts the same.
+    webhooks: usize,
+    /// Whom the API server trusts for all of them, in PEM.
     bundle: String,
 }
 
 impl Configuration {
-    fn of(object: &Value, webhook: &str) -> Option<Configuration> {
-        let name = format!("{webhook}.{}", names::GROUP);
+    fn of(object: &Value) -> Option<Configuration> {
         let webhooks = object["webhooks"].as_array()?;
-        let index = webhooks.iter().position(|it| it["name"] == *name)?;
-        let bundle = webhooks.get(index)?["clientConfig"]["caBundle"].clone();
-        let bundle = serde_json::from_value(bundle).unwrap_or(ByteString(Vec::new()));
+        let bundle = |it: &Value| it["clientConfig"]["caBundle"].clone();
+        let first = bundle(webhooks.first()?);
+        // One that a later version added trusts nobody yet.
+        let same = webhooks.iter().all(|it| bundle(it) == first);
+        let first = serde_json::from_value(first).ok().filter(|_| same);
+        let ByteString(trusted) = first.unwrap_or(ByteString(Vec::new()));
         Some(Configuration {
             version: object["metadata"]["resourceVersion"].as_str()?.to_owned(),
-            index,
-            bundle: String::from_utf8_lossy(&bundle.0).into_owned(),
+            webhooks: webhooks.len(),
+            bundle: String::from_utf8_lossy(&trusted).into_owned(),
         })
     }
+}
+
+fn path() -> String {
+    format!("{CONFIGURATIONS}/{}", names::WEBHOOK_CONFIGURATION)
 }
 
 #[cfg(test)]

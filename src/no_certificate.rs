@@ -7,14 +7,12 @@ use gpustow_serve::Tls;
 use kube::Client;
 use tokio::sync::oneshot;
 
-use crate::config::Followed;
-
 /// There is nothing to look after.
 pub(crate) struct Keeper;
 
 impl Keeper {
     /// The certificate never comes.
-    pub(crate) fn new(_: Client, _: &str, _: Arc<Followed>) -> (Keeper, oneshot::Receiver<Tls>) {
+    pub(crate) fn new(_: Client, _: &str) -> (Keeper, oneshot::Receiver<Tls>) {
         (Keeper, oneshot::channel().1)
     }
 

@@ -129,9 +129,9 @@ pub(crate) async fn run(client: Client) -> Result<()> {
         }
     }
     bail!(
-        "pods still have the gate {}: they get it from the MutatingAdmissionPolicy or the webhook {}: delete that \
-         first, or set spec.queue.mode of the GpustowConfig to Off",
+        "pods still have the gate {}: new pods get it from the webhook: first set spec.queue.mode of the GpustowConfig to Off, or \
+         delete the MutatingWebhookConfiguration {}",
         names::GATE,
-        names::QUEUE
+        names::WEBHOOK_CONFIGURATION
     )
 }

@@ -1,8 +1,6 @@
-//! Changes pods that ask as they are created, where the API server cannot do it by policy: reads its
-//! reviews and answers with patches. What is changed is `gpustow_policies::mutate`'s affair. Every replica
-//! serves, whether it decides or not. Where there is a line, pods get its gate here too.
+//! Admits pods that carry a key of gpustow's, and warns who writes a template of such pods: reads the API server's reviews
+//! and answers what [`gpustow_admission`] says. Every replica serves, whether it leads or not.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +13,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use gpustow_api::config::Requests;
-use gpustow_policies::adopt::Terms;
-use gpustow_policies::mutate::{Change, adopt, gate, patch};
+use gpustow_admission::{Act, Admitted, Ask, Cluster, admit, auto, reads_namespace, template};
+use gpustow_api::{GpuWorkload, workload};
 use gpustow_serve::{Bounds, Tls, serve_until};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -29,7 +27,7 @@ use crate::app::App;
 use crate::ask::within;
 use crate::call::{Call, Calls, Rejected};
 use crate::certificate::Keeper;
-use crate::config::Followed;
+use crate::config::{Current, Followed};
 
 /// For API servers, which reuse connections. Anybody may be able to reach it.
 const BOUNDS: Bounds = Bounds {
@@ -37,20 +35,20 @@ const BOUNDS: Bounds = Bounds {
     patience: Duration::from_secs(120),
     buffer: 64 << 10,
 };
-/// Until it is known what the administrator gives pods, below the time that the API server waits.
-const DEFAULTS: Duration = Duration::from_secs(4);
+/// For what an answer depends on, below the time that the API server waits.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What an operator may set about the webhook.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Webhook")]
 pub struct WebhookArgs {
-    /// Serve the API server, which has pods changed as they are created, at this address
+    /// Serve the API server, which has pods admitted as they are created, at this address
     #[arg(long, env = "GPUSTOW_WEBHOOK_LISTEN")]
     pub webhook_listen: Option<SocketAddr>,
 
     /// Serve it with tls.crt and tls.key of this folder, read again when they change. Without it the extender makes and
     /// renews the certificate in the Secret gpustow-webhook-tls, for which it needs the permissions of
-    /// manifests/overlays/webhook-self-signed
+    /// manifests/certificate
     #[arg(
         long,
         env = "GPUSTOW_WEBHOOK_TLS",
@@ -95,9 +93,8 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         config: app.config.clone(),
     };
     let router = Router::new()
-        .route("/mutate", post(on_mutate))
-        .route("/adopt", post(on_adopt))
-        .route("/queue", post(on_queue))
+        .route("/admit", post(on_admit))
+        .route("/resize", post(on_resize))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
     let serve = async |tls: Tls| {
@@ -110,8 +107,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
             app.panics.spawn("webhook", serve(tls));
         }
         None => {
-            let (keeper, certificate) =
-                Keeper::new(app.client.clone(), &app.identity, app.config.clone());
+            let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity);
             app.panics.spawn("certificate", keeper.run(ready));
             app.panics.spawn("webhook", async {
                 if let Ok(tls) = certificate.await {
@@ -131,100 +127,119 @@ impl FromRequest<Arc<Webhook>> for Call {
     }
 }
 
+/// Why there is no answer: the request may succeed later. It is for who makes it.
+type NoAnswer = &'static str;
+
 impl Webhook {
-    /// What the administrator gives pods; the error is for the user who creates one.
-    async fn requests(&self) -> Result<Requests, &'static str> {
-        let current = self.config.known(DEFAULTS).await;
-        let unknown = "gpustow cannot read its GpustowConfig yet: try again";
-        Ok(current.ok_or(unknown)?.spec.requests.clone())
+    /// What the administrator decides.
+    async fn config(&self) -> Result<Current, NoAnswer> {
+        let current = self.config.known(PATIENCE).await;
+        current.ok_or("gpustow cannot read its GpustowConfig yet: try again")
     }
 
-    /// What the namespace's labels say; the error is for the user who creates a pod there.
-    async fn labels(&self, namespace: &str) -> Result<Labels, &'static str> {
+    /// The labels and annotations of a namespace.
+    async fn namespace(&self, name: &str) -> Result<ObjectMeta, NoAnswer> {
         let all = Api::<Namespace>::all(self.client.clone());
-        match within(DEFAULTS, all.get_metadata(namespace)).await {
-            Ok(found) => Ok(found.metadata.labels.unwrap_or_default()),
+        match within(PATIENCE, all.get_metadata(name)).await {
+            Ok(found) => Ok(found.metadata),
             Err(error) => {
-                tracing::warn!(%error, namespace, "cannot read the labels of a namespace");
+                tracing::warn!(%error, namespace = name, "cannot read a namespace");
                 Err(
-                    "gpustow cannot read the namespace's labels: apply manifests/adopt-webhook again, or try again",
+                    "gpustow cannot read the pod's namespace: try again, or apply gpustow's manifests again",
                 )
             }
         }
     }
-}
 
-type Labels = BTreeMap<String, String>;
-
-async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
-    let review: Value = match call.read("mutate") {
-        Ok(review) => review,
-        Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
-    };
-    let request = &review["request"];
-    let change = match webhook.requests().await {
-        Ok(requests) => {
-            let change = Change {
-                pod: &request["object"],
-                before: Some(&request["oldObject"]),
-                debugs: request["subResource"] == "ephemeralcontainers",
-            };
-            Ok(patch(change, &webhook.resource, &requests))
+    /// The history of a pod that leaves its amount to it.
+    async fn history(&self, pod: &Value, namespace: &str) -> Result<Option<GpuWorkload>, NoAnswer> {
+        if !auto::wants(pod, &self.resource) {
+            return Ok(None);
         }
-        Err(message) => Err(message),
-    };
-    answer(&review, change)
+        let name = workload::name_of(&auto::workload(pod));
+        let all = Api::<GpuWorkload>::namespaced(self.client.clone(), namespace);
+        within(PATIENCE, all.get_opt(&name)).await.map_err(|error| {
+            tracing::warn!(%error, namespace, workload = name, "cannot read a history");
+            "gpustow cannot read the history of the pod's workload: try again"
+        })
+    }
+
+    /// What becomes of the request; the inner error is the reason to refuse it.
+    async fn judge(
+        &self,
+        request: &Value,
+        resizes: bool,
+    ) -> Result<Result<Admitted, String>, NoAnswer> {
+        let current = self.config().await?;
+        let cluster = Cluster {
+            resource: &self.resource,
+            spec: &current.spec,
+            queue_from: current.queue_from(),
+        };
+        let (object, before) = (&request["object"], &request["oldObject"]);
+        let name = request["namespace"].as_str().unwrap_or_default();
+        if request["kind"]["kind"] != "Pod" {
+            let warnings = template::warnings(object, cluster, &ObjectMeta::default());
+            return Ok(Ok(Admitted {
+                warnings,
+                ..Admitted::default()
+            }));
+        }
+        let act = match (&request["operation"], &request["subResource"]) {
+            (_, it) if it == "ephemeralcontainers" => Act::Debug { before },
+            (it, _) if it == "UPDATE" => Act::Annotate { before, resizes },
+            _ => Act::Create,
+        };
+        let creates = matches!(act, Act::Create);
+        let (namespace, history) = match creates && reads_namespace(object, cluster) {
+            true => tokio::try_join!(self.namespace(name), self.history(object, name))?,
+            false => Default::default(),
+        };
+        let ask = Ask {
+            pod: object,
+            act,
+            user: request["userInfo"]["username"].as_str().unwrap_or_default(),
+        };
+        let admitted = admit(ask, cluster, &namespace, history.as_ref());
+        Ok(admitted.map_err(|refusal| refusal.to_string()))
+    }
 }
 
-/// Which namespaces are meant is said in the webhook's configuration; what cannot be translated, a policy refuses.
-async fn on_adopt(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
-    let review: Value = match call.read("adopt") {
+async fn on_admit(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
+    answer(&webhook, &call, false).await
+}
+
+/// The API server has found that the user may change limits of pods that run.
+async fn on_resize(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
+    answer(&webhook, &call, true).await
+}
+
+/// What the API server is told: how to change the pod, what its author is warned of, or why it is refused.
+async fn answer(webhook: &Webhook, call: &Call, resizes: bool) -> Response {
+    let review: Value = match call.read("admit") {
         Ok(review) => review,
         Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
     };
-    let request = &review["request"];
-    let namespace = request["namespace"].as_str().unwrap_or_default();
-    let (labels, requests) = tokio::join!(webhook.labels(namespace), webhook.requests());
-    let change = labels.and_then(|labels| {
-        let requests = requests?;
-        let terms = Terms::of(&labels).ok().flatten();
-        let resource = &webhook.resource;
-        Ok(terms.map_or_else(Vec::new, |terms| {
-            adopt(&request["object"], terms, resource, &requests)
-        }))
-    });
-    answer(&review, change)
-}
-
-/// Whom the gate is for is said in the webhook's configuration; nobody is refused here.
-async fn on_queue(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
-    let review: Value = match call.read("queue") {
-        Ok(review) => review,
-        Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
-    };
-    let current = webhook.config.current();
-    let change = gate(
-        &review["request"]["object"],
-        &webhook.resource,
-        current.queue_from(),
-    );
-    answer(&review, Ok(change))
-}
-
-/// What the API server is told: how to change the pod, or why it is refused.
-fn answer(review: &Value, change: Result<Vec<Value>, &'static str>) -> Response {
     let mut answer = json!({ "uid": review["request"]["uid"], "allowed": true });
-    match change {
-        Ok(operations) if operations.is_empty() => {}
-        Ok(operations) => {
-            let operations = Value::from(operations).to_string().into_bytes();
-            answer["patchType"] = json!("JSONPatch");
-            answer["patch"] = json!(ByteString(operations));
+    let refuse = |answer: &mut Value, code: u16, reason: &str, message: &str| {
+        answer["allowed"] = json!(false);
+        answer["status"] = json!({ "code": code, "reason": reason, "message": message });
+    };
+    match webhook.judge(&review["request"], resizes).await {
+        Ok(Ok(Admitted {
+            patch, warnings, ..
+        })) => {
+            if !patch.is_empty() {
+                let operations = Value::from(patch).to_string().into_bytes();
+                answer["patchType"] = json!("JSONPatch");
+                answer["patch"] = json!(ByteString(operations));
+            }
+            if !warnings.is_empty() {
+                answer["warnings"] = json!(warnings);
+            }
         }
-        Err(message) => {
-            answer["allowed"] = json!(false);
-            answer["status"] = json!({ "code": 503, "message": message });
-        }
+        Ok(Err(refusal)) => refuse(&mut answer, 422, "Invalid", &refusal),
+        Err(unknown) => refuse(&mut answer, 503, "ServiceUnavailable", unknown),
     }
     Json(json!({
         "apiVersion": review["apiVersion"], "kind": review["kind"], "response": answer,

@@ -20,8 +20,8 @@ async fn keeper(ahead: SignedDuration) -> Keeper {
         async { Ok::<_, kube::Error>(answer.body(Body::empty()).unwrap()) }
     });
     let client = Client::new(service, "default");
-    let (mut keeper, _) = Keeper::new(client, "extender-0", Arc::new(Followed::default()));
-    let configuration = keeper.configuration(PODS).await;
+    let (mut keeper, _) = Keeper::new(client, "extender-0");
+    let configuration = keeper.configuration().await;
     assert!(configuration.unwrap().is_none());
     keeper
 }

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::{names, quantity};
 use gpustow_testkit::{
-    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, built,
-    eventually, wait_bound,
+    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, Webhook,
+    built, eventually, wait_bound,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
@@ -44,6 +44,8 @@ impl Site {
         let cluster = ControlPlane::start(Options::default()).await?;
         let base = repository("manifests/base").display().to_string();
         cluster.kubectl(&["apply", "-k", &base]).await?;
+        let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
+        Webhook::keep(&cluster, gpustow).await?;
         let case = Case::new(&cluster, "gpu").await?;
         let node = case.node_name("n");
         let nodes = Api::<Node>::all(case.client.clone());
@@ -87,7 +89,6 @@ impl Site {
             config: Some(config.iter().map(ToString::to_string).collect()),
             ..ExtenderOptions::default()
         };
-        let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
         let extender = Extender::start(&cluster, gpustow, &kubeconfig, options).await?;
         let scheduler = Scheduler::calling(&cluster, &repository(""), &extender).await?;
         Ok(Site {

@@ -1,10 +1,10 @@
 //! What an administrator may choose of admission: defaults for pods that ask, a guard on those that
 //! do not, and another name for the resource.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_policies::manifests;
-use gpustow_testkit::{ControlPlane, Options, configure, eventually};
+use gpustow_testkit::{ControlPlane, Options, Webhook, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::install::{install, installed_guard, try_create};
 use crate::policies::{asks, devices, own_env, path_of, pod, refusal, with};
-use crate::support::{SOON, repository};
+use crate::support::{SOON, gpustow, repository};
 
 /// What the container's environment says under this name.
 fn env<'a>(pod: &'a Pod, container: &str, name: &str) -> Option<&'a str> {
@@ -211,7 +211,7 @@ async fn ephemeral_containers(client: &Client, pod: Pod) -> Result<()> {
 
 /// As docs/install.md says, for a cluster whose pods ask for another resource.
 #[tokio::test]
-async fn policies_for_another_resource_hold_for_that_one() -> Result<()> {
+async fn manifests_for_another_resource_hold_for_that_one() -> Result<()> {
     const OTHER: &str = "example.com/vram";
     let cluster = ControlPlane::start(Options::default()).await?;
     let copy = tempfile::tempdir()?;
@@ -230,22 +230,20 @@ async fn policies_for_another_resource_hold_for_that_one() -> Result<()> {
     for (file, text) in manifests::generated(OTHER)? {
         std::fs::write(copy.path().join("manifests").join(file), text)?;
     }
-    let kustomization = match cluster.minor() {
-        36.. => "manifests/base",
-        34.. => "manifests/overlays/v1beta1",
-        _ => bail!("this API server has no policies that change pods"),
-    };
-    let path = copy.path().join(kustomization).display().to_string();
+    let path = copy.path().join("manifests/base").display().to_string();
     cluster
         .kubectl(&["apply", "--server-side", "-k", &path])
         .await?;
+    let named = [format!("--resource-name={OTHER}")];
+    let webhook = Webhook::start(&cluster, gpustow(), &named).await?;
+    cluster.keep(webhook.process);
     let client = cluster.admin()?;
     let asks_for = |resource: &str, mib: &str| {
         let limits = json!({ resource: mib });
         let container = json!({ "name": "a", "resources": { "limits": limits } });
         pod(json!({ names::GPU_COUNT: "2" }), plain(container))
     };
-    eventually(SOON, "the policies are in force", async || {
+    eventually(SOON, "pods are admitted", async || {
         let made = try_create(&client, &asks_for(OTHER, "2")?).await?;
         let spec = made.spec.as_ref().context("pod without a spec")?;
         ensure!(spec.scheduler_name.as_deref() == Some(names::SCHEDULER));
@@ -258,7 +256,9 @@ async fn policies_for_another_resource_hold_for_that_one() -> Result<()> {
         Ok(())
     })
     .await?;
-    let made = try_create(&client, &asks_for(names::GPU_MEM, "3")?).await?;
-    assert_eq!(devices(&made), [("a".to_owned(), vec![])], "not ours here");
+    let message = refusal(&client, &asks_for(names::GPU_MEM, "3")?).await?;
+    let expected =
+        "limits[gpustow.dev/gpu-mem]: no node has such a resource: write example.com/vram";
+    assert!(message.ends_with(expected), "{message}");
     Ok(())
 }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use gpustow_api::names;
-use gpustow_policies::adopt::{Terms, translate};
+use anyhow::{Context as _, Result, ensure};
+use gpustow_admission::{Act, Admitted, Ask, Cluster, admit};
+use gpustow_api::config::GpustowConfigSpec;
+use gpustow_api::quantity::whole;
+use gpustow_api::{BadRequest, names};
 use gpustow_testkit::{Case, wait_bound};
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
@@ -28,16 +31,40 @@ fn limits(pod: &Pod) -> Result<Vec<BTreeMap<String, String>>> {
     each.collect()
 }
 
-/// What the plugin says of the translation is what the policies did: limits, annotations and variables.
+/// What the plugin says of a pod in a namespace with these labels.
+fn said(asked: &Pod, labels: &Value) -> Result<Result<Admitted, BadRequest>> {
+    let namespace = ObjectMeta {
+        labels: serde_json::from_value(labels.clone())?,
+        ..ObjectMeta::default()
+    };
+    let pod = serde_json::to_value(asked)?;
+    let cluster = Cluster {
+        resource: names::GPU_MEM,
+        spec: &GpustowConfigSpec::default(),
+        queue_from: &[],
+    };
+    let ask = Ask {
+        pod: &pod,
+        act: Act::Create,
+        user: "",
+    };
+    Ok(admit(ask, cluster, &namespace, None))
+}
+
+/// What the plugin says of the translation is what the webhook did: limits, annotations and variables.
 fn foretold(asked: &Pod, made: &Pod, labels: &Value) -> Result<()> {
-    let labels = serde_json::from_value(labels.clone())?;
-    let terms = Terms::of(&labels).map_err(|word| anyhow!("{word} is no sharer"))?;
-    let terms = terms.context("no label")?;
-    let said = translate(asked, terms, names::GPU_MEM)?.context("not translated")?;
-    // Requests get their defaults from limits before any policy.
+    let said: Pod = serde_json::from_value(said(asked, labels)??.pod)?;
+    // Requests get their defaults from limits before the webhook is called.
     let limits = |pod: &Pod| -> Vec<_> {
         let all = containers(pod).into_iter();
         all.map(|it| it.resources.and_then(|it| it.limits))
+            .map(|it| {
+                it.map(|it| {
+                    it.into_iter()
+                        .map(|(key, it)| (key, whole(&it)))
+                        .collect::<Vec<_>>()
+                })
+            })
             .collect()
     };
     assert_eq!(limits(&said), limits(made));
@@ -370,20 +397,13 @@ async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Res
         let message = refusal(&client, &pod).await?;
         assert!(message.contains(expected), "{message}");
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let labels = [(
-            names::ADOPT_LABEL.to_owned(),
-            namespace.replace("probe-", ""),
-        )]
-        .into();
-        if let Ok(Some(terms)) = Terms::of(&labels) {
-            let said = translate(&pod, terms, names::GPU_MEM)
-                .err()
-                .context("translated")?;
-            // Which of several resources is named first is open.
-            let said = said.to_string();
-            let sentence = said.split_once("]: ").map_or(&*said, |(_, it)| it);
-            assert!(message.contains(sentence), "{message} but {said}");
-        }
+        let sharer = match namespace {
+            "unknown" => "nvshare",
+            probe => probe.trim_start_matches("probe-"),
+        };
+        let foreseen = said(&pod, &json!({names::ADOPT_LABEL: sharer}))?;
+        let foreseen = foreseen.err().context("admitted")?.to_string();
+        assert!(message.ends_with(&foreseen), "{message} but {foreseen}");
     }
     // NVIDIA's own plugin still serves namespaces of gpushare, and other namespaces notice nothing.
     for (namespace, request) in [("probe-gpushare", whole), ("default", gpushare)] {

@@ -40,8 +40,8 @@ async fn chart_renders_what_the_programs_start_with_and_refuses_the_rest() -> Re
         (&["--set=config.reserve.maxPercent=300"], "maxPercent"),
         (&["--set=config.queue.mod=Auto"], "mod"),
         (
-            &["--set=config.queue.mode=Auto", "--set=admission=none"],
-            "set config.queue.mode=Off or another admission",
+            &["--set=webhook.hostNetwork=true"],
+            "webhook.port: the kubelet has 10250",
         ),
         (
             &["--set=extender.extraArgs={--listen=127.0.0.1:1}"],

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane, Options};
+use gpustow_testkit::{Case, ControlPlane, Options, Webhook};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::install::install;
+use crate::install::{forget, install};
 use crate::observability::operator_crds;
 use crate::policies::pod;
-use crate::support::repository;
+use crate::support::{gpustow, repository};
 
 /// How commands begin that are not run here, and why.
 const NOT_RUN: [(&str, &str); 23] = [
@@ -60,7 +60,7 @@ const NOT_RUN: [(&str, &str); 23] = [
         "no driver limits the pod; tests/node/limits.rs changes the limit of one that runs",
     ),
     (
-        "kubectl apply --server-side -k manifests/overlays/webhook",
+        "kubectl apply --server-side -k manifests/overlays/own-certificate",
         "no kubelet runs the pods behind its Service; webhook.rs applies it",
     ),
     (
@@ -72,7 +72,7 @@ const NOT_RUN: [(&str, &str); 23] = [
         "the same; webhook_certificate.rs does it",
     ),
     (
-        "kubectl delete -f manifests/overlays/webhook-self-signed",
+        "kubectl delete -f manifests/certificate",
         "the same; webhook_certificate.rs applies it",
     ),
     (
@@ -280,6 +280,13 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
             if script.trim().is_empty() {
                 continue;
             }
+            // Whoever installs it here has the API server call the webhook of this test.
+            let installs =
+                ["base", "overlays/"].map(|it| format!("apply --server-side -k manifests/{it}"));
+            let installs = installs.iter().any(|it| script.contains(it));
+            if installs {
+                forget(&cluster).await?;
+            }
             // What commands write goes aside; what they read is the repository's.
             let begin = "for it in manifests scheduler-config docs crates; do ln -sfn \"$REPO/$it\" .; done\n";
             let command = Command::new("bash")
@@ -297,6 +304,9 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
             };
             let output = output?;
             ran += 1;
+            if installs {
+                Webhook::keep(&cluster, gpustow()).await?;
+            }
             // 1 is an answer of the plugin's: no.
             let no = script.starts_with("kubectl gpustow ") && output.status.code() == Some(1);
             if !output.status.success() && !no {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{GpuNode, GpustowConfig, config, names};
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, SchedulerConfig,
-    eventually, wait_bound, wait_refused,
+    Webhook, eventually, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
-use crate::install::in_force;
+use crate::install::{forget, in_force};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, charges, gpustow, node_of, repository};
 
 async fn output(command: &mut Command) -> Result<String> {
@@ -130,38 +130,10 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/mps-daemon",
         ),
         ("1.36.3", &[QUEUE], "overlays/queue"),
-        (
-            "1.35.0",
-            &["--set=admission=policy", QUEUE, &same],
-            "overlays/queue-v1beta1",
-        ),
-        (
-            "1.33.1",
-            &["--set=webhook.certificate=secret", QUEUE, &same],
-            "overlays/queue-webhook",
-        ),
-        (
-            "1.33.1",
-            &["--set=webhook.certificate=secret", same.as_str()],
-            "overlays/webhook",
-        ),
-        (
-            "1.33.1",
-            &["--set=webhook.certificate=selfSigned", &same],
-            "overlays/webhook-self-signed",
-        ),
-        (
-            "1.35.0",
-            &["--set=admission=policy", &same],
-            "overlays/v1beta1",
-        ),
-        (
-            "1.34.0",
-            &["--set=admission=none", &same],
-            "overlays/before-1.36",
-        ),
+        ("1.34.1", &[QUEUE, &same], "overlays/queue"),
     ] {
-        let args = [&["--include-crds"], args].concat();
+        let own = "--set=webhook.certificate=selfSigned";
+        let args = [&["--include-crds", own], args].concat();
         let mut ours = objects(&template(version, &args).await?)?;
         let config = ours.remove(r#"GpustowConfig null "gpustow""#);
         let mode = config.context("no GpustowConfig")?["spec"]["queue"]["mode"].take();
@@ -269,19 +241,14 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
     let install = ["install", "gpustow", &chart, "--create-namespace"];
     run(&install).await?;
-    if cluster.minor() >= 36 {
-        in_force(&cluster).await?;
-    }
+    Webhook::keep(&cluster, gpustow()).await?;
+    in_force(&cluster).await?;
     let case = Case::new(&cluster, "helm").await?;
     case.node("n", &[24576]).create(&client).await?;
-    // With its scheduler named, it can be made before the webhook runs.
-    let wish = case.pod("p").gpu_mem(8192).scheduler(names::SCHEDULER);
-    if cluster.minor() >= 36 {
-        wish.create(&client).await?;
-    } else {
-        case.pod("p").create(&client).await?;
-    }
+    case.pod("p").gpu_mem(8192).create(&client).await?;
     let before = kept(&client, &case, 2).await?;
+    // Helm is to find what it installed.
+    forget(&cluster).await?;
 
     let set = "--set=config.scheduling.policy=binpack";
     run(&["upgrade", "gpustow", &chart, set]).await?;
@@ -313,22 +280,21 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     gone().await?;
 
     // From kustomize to Helm.
-    if cluster.minor() >= 36 {
-        let base = repository("manifests/base").display().to_string();
-        cluster
-            .kubectl(&["apply", "--server-side", "-k", &base])
-            .await?;
-        // Helm 4 applies on the server, where the fields are kubectl's still.
-        let force: &[&str] = match std::env::var("HELM").as_deref() {
-            Ok("3") => &[],
-            _ => &["--force-conflicts"],
-        };
-        run(&[&install[..], &["--take-ownership"], force].concat()).await?;
-        assert_eq!(kept(&client, &case, 2).await?, before);
-        run(&["uninstall", "gpustow"]).await?;
-        gone().await?;
-    }
-    Ok(())
+    let base = repository("manifests/base").display().to_string();
+    cluster
+        .kubectl(&["apply", "--server-side", "-k", &base])
+        .await?;
+    // Helm 4 applies on the server, where the fields are kubectl's still.
+    let force: &[&str] = match std::env::var("HELM").as_deref() {
+        Ok("3") => &[],
+        _ => &["--force-conflicts"],
+    };
+    // The extenders make the certificate, as with kustomize.
+    let own = ["--take-ownership", "--set=webhook.certificate=selfSigned"];
+    run(&[&install[..], &own, force].concat()).await?;
+    assert_eq!(kept(&client, &case, 2).await?, before);
+    run(&["uninstall", "gpustow"]).await?;
+    gone().await
 }
 
 /// The first commit that had a chart.
@@ -371,26 +337,15 @@ fn whole(pod: PodBuilder) -> PodBuilder {
     })
 }
 
-/// gpustow installed by this chart, with an extender and a scheduler of its account. What is said of admission
-/// comes with them: where the API server does not change pods they say all themselves, as no webhook runs.
-async fn installed(
-    cluster: &ControlPlane,
-    chart: &str,
-) -> Result<(&'static str, Extender, Scheduler)> {
-    let admission = match cluster.minor() {
-        36.. => "--set=admission=policy",
-        _ => "--set=admission=none",
-    };
-    let install = ["install", "gpustow", chart, "--create-namespace", admission];
-    helm(&install, Some(cluster.admin_kubeconfig())).await?;
-    in_force(cluster).await?;
+/// An extender and a scheduler of the account that was installed.
+async fn running(cluster: &ControlPlane) -> Result<(Extender, Scheduler)> {
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let options = ExtenderOptions::default();
     let extender = Extender::start(cluster, gpustow(), &kubeconfig, options).await?;
     let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
     let config = config.with_extender(&extender.url)?;
     let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
-    Ok((admission, extender, scheduler))
+    Ok((extender, scheduler))
 }
 
 #[tokio::test]
@@ -404,7 +359,10 @@ async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (before, now) = (earlier(folder.path()).await?, chart());
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
-    let (admission, _extender, _scheduler) = installed(&cluster, &before).await?;
+    // Its policies want pods to say all themselves.
+    let install = ["install", "gpustow", &before, "--create-namespace"];
+    run(&[&install[..], &["--set=admission=none"]].concat()).await?;
+    let (_extender, _scheduler) = running(&cluster).await?;
     let case = Case::new(&cluster, "upgrade").await?;
     case.node("n", &[24576]).create(&client).await?;
     let runs = bound(&client, whole(case.pod("runs").gpu_mem(16384))).await?;
@@ -414,13 +372,12 @@ async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
     wait_refused(&client, &waits, "gpu-mem", SOON).await?;
     let as_it_was = kept(&client, &case, 3).await?;
 
-    run(&["upgrade", "gpustow", &now, admission]).await?;
-    in_force(&cluster).await?;
+    run(&["upgrade", "gpustow", &now, "--reset-values"]).await?;
     assert_eq!(kept(&client, &case, 3).await?, as_it_was);
     run(&["rollback", "gpustow", "1"]).await?;
-    in_force(&cluster).await?;
     assert_eq!(kept(&client, &case, 3).await?, as_it_was);
-    run(&["upgrade", "gpustow", &now, admission]).await?;
+    run(&["upgrade", "gpustow", &now, "--reset-values"]).await?;
+    Webhook::keep(&cluster, gpustow()).await?;
     in_force(&cluster).await?;
 
     // Who waited gets the room once there is some.
@@ -441,7 +398,10 @@ async fn helm_test_ends_well_once_its_pod_has_a_gpu() -> Result<()> {
     let client = cluster.admin()?;
     let chart = chart();
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
-    let (_, _extender, _scheduler) = installed(&cluster, &chart).await?;
+    run(&["install", "gpustow", &chart, "--create-namespace"]).await?;
+    Webhook::keep(&cluster, gpustow()).await?;
+    in_force(&cluster).await?;
+    let (_extender, _scheduler) = running(&cluster).await?;
     let case = Case::new(&cluster, "helm-test").await?;
     case.node("n", &[24576]).create(&client).await?;
 

@@ -1,15 +1,14 @@
 //! The manifests of the repository on a control plane.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, eventually, pod};
+use gpustow_testkit::{ControlPlane, Options, Webhook, eventually, pod};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use tokio::sync::OnceCell;
 
-use crate::support::{SOON, repository};
-use crate::webhook::Webhook;
+use crate::support::{SOON, gpustow, repository};
 
 /// A control plane with the second scheduler's manifests, for tests of admission; no controllers.
 pub(crate) async fn installed() -> Result<&'static ControlPlane> {
@@ -24,7 +23,6 @@ pub(crate) async fn installed() -> Result<&'static ControlPlane> {
 }
 
 /// Applies a kustomization of the repository, warnings forbidden, and waits until it is [`in_force`].
-/// `manifests/base` and `manifests/overlays/queue` stand for what is installed instead of them on this Kubernetes.
 pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Result<()> {
     let flags = ["--server-side", "--warnings-as-errors"];
     apply(cluster, kustomization, &flags).await
@@ -36,41 +34,26 @@ pub(crate) async fn apply(
     kustomization: &str,
     flags: &[&str],
 ) -> Result<()> {
-    let kustomization = match (kustomization, cluster.minor()) {
-        ("manifests/base", 34 | 35) => "manifests/overlays/v1beta1",
-        ("manifests/base", ..34) => "manifests/overlays/webhook",
-        ("manifests/overlays/queue", 34 | 35) => "manifests/overlays/queue-v1beta1",
-        ("manifests/overlays/queue", ..34) => "manifests/overlays/queue-webhook",
-        _ => kustomization,
-    };
     let path = repository(kustomization);
     let path = path.to_str().context("path of the repository")?;
+    forget(cluster).await?;
     let args = ["apply", "-k", path];
-    let flags = heard(kustomization, flags);
-    cluster.kubectl(&[&args[..], &flags].concat()).await?;
-    if kustomization.ends_with("webhook") {
-        let webhook = Webhook::start(cluster).await?;
-        cluster.keep(webhook.process);
-    }
+    cluster.kubectl(&[&args[..], flags].concat()).await?;
+    Webhook::keep(cluster, gpustow()).await?;
     in_force(cluster).await
 }
 
-/// `flags` without that which forbids warnings, where the API server warns of every beta policy.
-pub(crate) fn heard<'a>(kustomization: &str, flags: &[&'a str]) -> Vec<&'a str> {
-    let flags = flags.iter().copied();
-    flags
-        .filter(|flag| !(kustomization.ends_with("v1beta1") && *flag == "--warnings-as-errors"))
-        .collect()
+/// Takes away the configuration of the webhook of an earlier installation, which a test has changed.
+pub(crate) async fn forget(cluster: &ControlPlane) -> Result<()> {
+    let kind = "mutatingwebhookconfiguration";
+    let name = names::WEBHOOK_CONFIGURATION;
+    let delete = ["delete", kind, name, "--ignore-not-found"];
+    cluster.kubectl(&delete).await.map(drop)
 }
 
-/// Waits until GpuNodes are served and the policies in force.
+/// Waits until GpuNodes are served, the policies in force and the webhook called.
 pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
     let client = cluster.admin()?;
-    let kinds = match cluster.minor() {
-        ..34 => "mutatingwebhookconfigurations",
-        34.. => "mutatingadmissionpolicies,mutatingwebhookconfigurations",
-    };
-    let mutating = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
     let served = async || cluster.kubectl(&["get", "gpunodes"]).await;
     eventually(SOON, "GpuNodes are served", served).await?;
     let probe = || {
@@ -78,17 +61,28 @@ pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
             .gpu_mem(1)
             .scheduler("default-scheduler")
     };
-    eventually(SOON, "the policies are in force", async || {
+    eventually(SOON, "pods are admitted", async || {
         for (key, value) in [(names::EPOCH, "1"), (names::GPU_COUNT, "0")] {
             let pod = probe().annotation(key, value).build();
             if try_create(&client, &pod).await.is_ok() {
                 bail!("a pod with {key} {value} is admitted");
             }
         }
-        if !mutating.is_empty() {
-            // Admitted only with what both policies change.
-            try_create(&client, &probe().build()).await?;
-        }
+        let made = try_create(&client, &probe().build()).await?;
+        let scheduler = made.spec.and_then(|spec| spec.scheduler_name);
+        ensure!(
+            scheduler.as_deref() == Some(names::SCHEDULER),
+            "not admitted by gpustow"
+        );
+        Ok(())
+    })
+    .await?;
+    // An API server takes up policies later.
+    let mut placeholder = probe().build();
+    placeholder.metadata.labels = Some([(names::PLACEHOLDER.to_owned(), String::new())].into());
+    eventually(SOON, "the policies are in force", async || {
+        let made = try_create(&client, &placeholder).await;
+        ensure!(made.is_err(), "anyone creates placeholders");
         Ok(())
     })
     .await
@@ -102,10 +96,12 @@ pub(crate) async fn installed_guard(cluster: &ControlPlane) -> Result<()> {
     };
     let path = repository(guard);
     let path = path.to_str().context("path of the repository")?;
-    let flags = heard(guard, &["--server-side", "--warnings-as-errors"]);
-    cluster
-        .kubectl(&[&["apply", "-k", path], &flags[..]].concat())
-        .await?;
+    // The API server warns of every beta policy.
+    let strict = ["--warnings-as-errors"].into_iter();
+    let strict = strict.filter(|_| guard == "manifests/guard");
+    let apply = ["apply", "--server-side", "-k", path];
+    let apply: Vec<_> = apply.into_iter().chain(strict).collect();
+    cluster.kubectl(&apply).await?;
     let client = cluster.admin()?;
     let plain = pod("default", "probe").scheduler("default-scheduler");
     let plain = plain.container("idle", None).build();
@@ -122,8 +118,8 @@ pub(crate) async fn installed_guard(cluster: &ControlPlane) -> Result<()> {
         let made = try_create(&client, &plain).await?;
         let void = made.spec.iter().flat_map(|spec| &spec.containers);
         let void = void.flat_map(|container| container.env.iter().flatten());
-        anyhow::ensure!(void.count() > 0, "nothing is changed");
-        anyhow::ensure!(
+        ensure!(void.count() > 0, "nothing is changed");
+        ensure!(
             try_create(&client, &helps_itself).await.is_err(),
             "admitted"
         );

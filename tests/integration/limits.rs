@@ -157,7 +157,7 @@ async fn a_limit_that_cannot_be_is_refused_at_creation() -> Result<()> {
             .err()
             .map(|bad| bad.to_string());
         let notes = pod.metadata.annotations.clone().unwrap_or_default();
-        let keys = gpustow_policies::keys::known(&notes, names::GPU_MEM);
+        let keys = gpustow_admission::keys::known(&notes, names::GPU_MEM);
         let ours = ours.or(keys.err().map(|bad| bad.to_string()));
         let ours = ours.with_context(|| format!("{annotations} is taken"))?;
         let theirs = refusal(&client, &pod).await?;

@@ -4,7 +4,6 @@
 mod admission_options;
 mod adopt;
 mod adopt_rig;
-mod adopt_webhook;
 mod after_filter;
 mod agent;
 mod agent_capacity;

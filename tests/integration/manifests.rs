@@ -150,7 +150,7 @@ async fn the_uninstall_page_leaves_nothing_behind_and_pods_alone() -> Result<()>
     );
 
     let kinds = "customresourcedefinitions,namespaces,priorityclasses,clusterroles,\
-                 clusterrolebindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
+                 clusterrolebindings,mutatingwebhookconfigurations,\
                  validatingadmissionpolicies,validatingadmissionpolicybindings";
     let left = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
     ensure!(!left.contains("gpustow"), "{left}");
@@ -239,7 +239,8 @@ fn no_file_invents_a_name() -> Result<()> {
         // The webhooks.
         "pods.gpustow.dev",
         "adopt.gpustow.dev",
-        "queue.gpustow.dev",
+        "annotations.gpustow.dev",
+        "templates.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);
     let mut seen = 0;

@@ -41,7 +41,8 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
                 "spec": { "hard": { &counted: "1000" } } }),
         json!({ "apiVersion": "v1", "kind": "LimitRange",
                 "metadata": { "name": "team", "namespace": case.namespace },
-                "spec": { "limits": [{ "type": "Container", "max": { names::GPU_MEM: "500" } }] } }),
+                "spec": { "limits": [{ "type": "Container", "max": { names::GPU_MEM: "500" },
+                    "default": { names::GPU_MEM: "0" } }] } }),
     ] {
         cluster.apply(&object.to_string()).await?;
     }
@@ -51,6 +52,14 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
     })
     .await?;
 
+    // The maximum is not given to whoever requests nothing, as docs/quotas.md says.
+    let mut idle = pod(json!({}), json!({ "containers": [{ "name": "a" }] }))?;
+    idle.metadata.namespace = Some(case.namespace.clone());
+    let made = try_create(client, &idle).await?;
+    let limits = made.spec.iter().flat_map(|spec| &spec.containers);
+    let mut limits =
+        limits.filter_map(|it| it.resources.as_ref()?.limits.as_ref()?.get(names::GPU_MEM));
+    ensure!(limits.all(|limit| limit.0 == "0"), "{made:?}");
     let requests = "requests: {leastMiBPerGpu: 50, leastMiBPerExclusiveGpu: 400}";
     configure(client, &[requests.to_owned()]).await?;
     let message = eventually(SOON, "the least sizes are in force", async || {
@@ -59,7 +68,8 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
     .await?;
     let field = "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: ";
     let expected = format!(
-        "{field}1 MiB over 1 GPUs are less than the 50 MiB that this cluster counts for each: ask for 50"
+        "{field}1 MiB over 1 whole GPUs are less than the 400 MiB that this cluster counts for each: ask for 400, or remove {}",
+        names::EXCLUSIVE
     );
     ensure!(message.ends_with(&expected), "{message}");
     for (wish, expected) in [
@@ -74,7 +84,7 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
         ),
         (
             wish(&case, "wholes", "700", whole("2"))?,
-            "maximum gpustow.dev/gpu-mem usage per Container is 500",
+            "ask for 800, or remove gpustow.dev/exclusive",
         ),
         (
             wish(&case, "wholes", "500", whole("2"))?,

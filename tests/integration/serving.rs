@@ -1,7 +1,7 @@
 //! Metrics over TLS for those whom the API server lets in, the page served from a pod, and the
 //! manifests for both, on a real API server.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Request, header};
@@ -9,7 +9,7 @@ use clap::Parser as _;
 use fake_nvml::Machine;
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, eventually,
     wait_bound,
 };
 use k8s_openapi::api::core::v1::Node;
@@ -18,10 +18,11 @@ use kube::client::Body;
 use kube::{Client, Config};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
+use tokio::sync::OnceCell;
 
 use crate::agent_token::{agent_client, policy_holds};
 use crate::fault_rig::turn;
-use crate::install::installed;
+use crate::install::apply;
 use crate::observability::operator_crds;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
 
@@ -77,28 +78,34 @@ impl Certificate {
     }
 }
 
-/// The cluster with every manifest of monitoring and page.
+/// A cluster with every manifest of monitoring and page.
 async fn cluster() -> Result<&'static ControlPlane> {
-    let cluster = installed().await?;
-    let apply = async |kind: &str, path: PathBuf| {
-        let path = path.display().to_string();
-        let args = [
-            "apply",
-            "--server-side",
-            "--warnings-as-errors",
-            "--validate=strict",
-            kind,
-            &path,
-        ];
-        cluster.kubectl(&args).await
-    };
-    apply("-f", operator_crds().await?.clone()).await?;
-    let monitors = "podmonitors.monitoring.coreos.com,prometheusrules.monitoring.coreos.com";
-    let served = async || cluster.kubectl(&["get", "-A", monitors]).await;
-    eventually(SOON, "the operator's resources are served", served).await?;
-    apply("-k", repository("manifests/overlays/monitored")).await?;
-    apply("-k", repository("manifests/page")).await?;
-    Ok(cluster)
+    static MONITORED: OnceCell<ControlPlane> = OnceCell::const_new();
+    MONITORED
+        .get_or_try_init(async || {
+            let cluster = ControlPlane::start(Options::default()).await?;
+            let strict = [
+                "apply",
+                "--server-side",
+                "--warnings-as-errors",
+                "--validate=strict",
+            ];
+            let crds = operator_crds().await?.display().to_string();
+            cluster
+                .kubectl(&[&strict[..], &["-f", &crds]].concat())
+                .await?;
+            let monitors =
+                "podmonitors.monitoring.coreos.com,prometheusrules.monitoring.coreos.com";
+            let served = async || cluster.kubectl(&["get", "-A", monitors]).await;
+            eventually(SOON, "the operator's resources are served", served).await?;
+            apply(&cluster, "manifests/overlays/monitored", &strict[1..]).await?;
+            let page = repository("manifests/page").display().to_string();
+            cluster
+                .kubectl(&[&strict[..], &["-k", &page]].concat())
+                .await?;
+            Ok(cluster)
+        })
+        .await
 }
 
 /// Who may what, by the manifests.

@@ -95,7 +95,7 @@ fn unasked() -> Vec<(Value, String)> {
     let keys = ours.map(|key| json!({ key: "2", "example.com/own": "x" }));
     let says = |annotations: Value| {
         let map = serde_json::from_value(annotations.clone()).unwrap_or_default();
-        let says = gpustow_policies::keys::unasked(&map, names::GPU_MEM);
+        let says = gpustow_admission::keys::unasked(&map, names::GPU_MEM);
         let says = says.map_or_else(|| "nothing".to_owned(), |it| it.to_string());
         (annotations, says)
     };
@@ -183,7 +183,6 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
                 json!({ "example.com/gpustow.dev": "?" }),
                 json!({ "name": "a" }),
             ),
-            (crowd(257), json!({ "name": "a" })),
         ] {
             let said = warned(cluster, &made(kind, &annotations, &container)).await?;
             ensure!(said.is_empty(), "{kind}: {said}");
@@ -207,7 +206,7 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
     // What `kubectl gpustow fit` says.
     let ours = |key: &str| {
         let annotations = [(key.to_owned(), "2".to_owned())].into();
-        let known = gpustow_policies::keys::known(&annotations, names::GPU_MEM);
+        let known = gpustow_admission::keys::known(&annotations, names::GPU_MEM);
         known.err().map(|it| it.to_string()).unwrap_or_default()
     };
     for (key, mend) in [
@@ -321,7 +320,6 @@ async fn who_creates_a_pod_with_annotations_that_asks_for_nothing_is_warned() ->
     ensure!(!warned(cluster, &owned(false)?).await?.is_empty());
     for quiet in [
         pod(json!({ "example.com/gpustow.dev": "?" }), none.clone())?,
-        pod(crowd(257), none.clone())?,
         pod(json!({ names::GPU_COUNT: "2" }), asks("a", "2"))?,
         // Its template was warned of.
         owned(true)?,

@@ -30,14 +30,14 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     let warns = r#"{"spec":{"validationActions":["Warn"]}}"#;
     let patch = ["patch", binding, "--type=merge", "--patch", warns];
     cluster.kubectl(&patch).await?;
-    let least = "validatingadmissionpolicybinding/gpustow-least";
+    let least = "validatingadmissionpolicybinding/gpustow-placeholders";
     cluster.kubectl(&["delete", least]).await?;
 
     let agents = "validatingadmissionpolicy/gpustow-agent";
     let all = r#"[{"op":"replace","path":"/spec/validations/0/expression","value":"true"}]"#;
     let rewrite = ["patch", agents, "--type=json", "--patch", all];
     cluster.kubectl(&rewrite).await?;
-    let requests = "validatingadmissionpolicy/gpustow-requests";
+    let requests = "validatingadmissionpolicy/gpustow-extender";
     let later = format!("{}=9999.0.0", names::MADE_FOR);
     let of_later = ["annotate", requests, "--overwrite", &later];
     cluster.kubectl(&of_later).await?;
@@ -49,13 +49,13 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     ensure!(answer == Answer::No, "{said}");
     for (policy, problem) in [
         ("gpustow-annotations", "does not deny"),
-        ("gpustow-least", "has no binding"),
+        ("gpustow-placeholders", "has no binding"),
         (
             "gpustow-agent",
             "differs from this build: spec.validations[0].expression",
         ),
         (
-            "gpustow-requests",
+            "gpustow-extender",
             "is that of version 9999.0.0, later than this build: spec.validations",
         ),
     ] {
@@ -70,9 +70,8 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
         let metrics = replica.extender.metrics().await?;
         for (policy, holds) in [
             ("gpustow-annotations", 0),
-            ("gpustow-least", 0),
+            ("gpustow-placeholders", 0),
             ("gpustow-agent", 0),
-            ("gpustow-requests", 1),
             ("gpustow-extender", 1),
         ] {
             let series = format!("gpustow_policy_holds{{policy=\"{policy}\"}} {holds}");
@@ -98,14 +97,15 @@ async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -
     ];
     cluster.kubectl(&viewer).await?;
     for (name, flag, file) in [
-        (
-            names::WEBHOOK,
-            "--webhook-listen=0.0.0.0:1",
-            "overlays/webhook-self-signed",
-        ),
+        (names::WEBHOOK, "--webhook-listen=0.0.0.0:1", "certificate"),
         (names::QUEUE, "--log=info", "queue"),
     ] {
         let policy = format!("validatingadmissionpolicy/{name}");
+        let binding = format!("validatingadmissionpolicybinding/{name}");
+        for installed in [&policy, &binding] {
+            let delete = ["delete", installed, "--ignore-not-found"];
+            cluster.kubectl(&delete).await?;
+        }
         let told = async || {
             let (answer, said) = check(&cluster, "reader").await?;
             ensure!(!said.contains("policies were not checked"), "{said}");
@@ -133,7 +133,6 @@ async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -
             .await?;
         ensure!(told().await?.is_none(), "{:?}", told().await?);
 
-        let binding = format!("validatingadmissionpolicybinding/{name}");
         cluster.kubectl(&["delete", &binding]).await?;
         let (wrong, line) = told().await?.context("not told")?;
         ensure!(wrong && line.contains("has no binding"), "{line}");

@@ -1,93 +1,20 @@
-//! Where the API server cannot change pods by policy, the extender does: the same pods come of it.
+//! The webhook by which pods are admitted: it says what the plugin says, also while its certificate is replaced and while nobody answers.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_admission::{Act, Ask, Cluster, admit};
+use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::names;
-use gpustow_testkit::{
-    ControlPlane, Launch, Options, Process, certificate, configure, eventually, free_port,
-};
+use gpustow_testkit::{ControlPlane, Options, Webhook, certificate, configure, eventually};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
-use crate::install::{apply, install};
-use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
-
-/// Where it is served here.
-const ADDRESS: &str = "127.0.0.1";
-
-/// An extender that serves the webhook of the manifests, at an address instead of behind a Service.
-pub(crate) struct Webhook {
-    pub(crate) process: Process,
-    folder: std::path::PathBuf,
-    port: u16,
-}
-
-/// The configurations that call it, and where: the second one with a line.
-const CALLED: [(&str, &str); 3] = [
-    (names::WEBHOOK_CONFIGURATION, "mutate"),
-    (names::ADOPT, "adopt"),
-    (names::QUEUE, "queue"),
-];
-
-impl Webhook {
-    /// Starts it, and has the installed configuration call it.
-    pub(crate) async fn start(cluster: &ControlPlane) -> Result<Webhook> {
-        let folder = cluster.dir().join("webhook");
-        std::fs::create_dir_all(&folder)?;
-        let authority = certificate(&folder, ADDRESS)?;
-        let (port, health) = (free_port()?, free_port()?);
-        let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-        let process = Process::start(Launch {
-            program: gpustow().to_owned(),
-            args: vec![
-                format!("--kubeconfig={}", kubeconfig.display()),
-                "--listen=127.0.0.1:0".to_owned(),
-                format!("--health-listen=127.0.0.1:{health}"),
-                format!("--webhook-listen=127.0.0.1:{port}"),
-                format!("--webhook-tls={}", folder.display()),
-                "--identity=webhook".to_owned(),
-            ],
-            env: Vec::new(),
-            log: folder.join(format!("webhook-{port}.log")),
-        })?;
-        let webhook = Webhook {
-            process,
-            folder,
-            port,
-        };
-        webhook.trusted(cluster, &authority).await?;
-        Ok(webhook)
-    }
-
-    /// Writes the authorities into the configuration, as an administrator does.
-    async fn trusted(&self, cluster: &ControlPlane, authorities: &str) -> Result<()> {
-        let bundle = k8s_openapi::ByteString(authorities.as_bytes().to_vec());
-        for (name, path) in CALLED {
-            if !called(cluster, name).await? {
-                continue;
-            }
-            let url = format!("https://{ADDRESS}:{}/{path}", self.port);
-            let config = json!({ "url": url, "caBundle": bundle });
-            let patch =
-                json!([{ "op": "replace", "path": "/webhooks/0/clientConfig", "value": config }]);
-            let patch = format!("--patch={patch}");
-            let args = ["patch", KIND, name, "--type=json", &patch];
-            cluster.kubectl(&args).await?;
-        }
-        Ok(())
-    }
-}
-
-const KIND: &str = "mutatingwebhookconfiguration";
-
-/// Is there a configuration by this name?
-async fn called(cluster: &ControlPlane, name: &str) -> Result<bool> {
-    let get = ["get", KIND, name, "--ignore-not-found", "--output=name"];
-    Ok(!cluster.kubectl(&get).await?.is_empty())
-}
+use crate::install::install;
+use crate::support::{SOON, gpustow};
 
 /// What comes of a pod if it is created, or why it is not.
 pub(crate) async fn created(client: &Client, pod: &Value) -> Result<Result<Value, String>> {
@@ -235,94 +162,108 @@ impl Pods {
     }
 }
 
-/// The pod with NVIDIA's variables in one order: they come from two policies, and which of those is
-/// first is the API server's affair.
-fn in_order(mut pod: Value) -> Value {
-    for list in ["initContainers", "containers"] {
-        let containers = pod["spec"][list].as_array_mut().into_iter().flatten();
-        for env in containers.filter_map(|it| it["env"].as_array_mut()) {
-            env.sort_by_key(|it| {
-                let name = it["name"].as_str().unwrap_or_default();
-                let nvidia = name.starts_with("NVIDIA_");
-                (nvidia, nvidia.then(|| name.to_owned()))
-            });
-        }
-    }
-    pod
+/// The pod as the plugin foresees it, or why it is refused.
+fn foreseen(pod: &Value, spec: &GpustowConfigSpec) -> Result<Value, String> {
+    let cluster = Cluster {
+        resource: names::GPU_MEM,
+        spec,
+        queue_from: &[],
+    };
+    let ask = Ask {
+        pod,
+        act: Act::Create,
+        user: "",
+    };
+    let made = admit(ask, cluster, &ObjectMeta::default(), None);
+    made.map(|made| made.pod).map_err(|it| it.to_string())
 }
 
-/// A control plane with gpustow's policies, and one with the webhook in their place.
-pub(crate) async fn policies_and_webhook() -> Result<(ControlPlane, ControlPlane)> {
-    let start = || ControlPlane::start(Options::default());
-    let (policies, webhook) = tokio::try_join!(start(), start())?;
-    ensure!(
-        policies.minor() >= 34,
-        "this API server has no policies that change pods"
-    );
-    install(&policies, "manifests/base").await?;
-    let flags = ["--server-side", "--warnings-as-errors"];
-    apply(&webhook, "manifests/overlays/webhook", &flags).await?;
-    Ok((policies, webhook))
+/// Variables, mounts and limits of each container, and what else admission changes.
+fn parts(pod: &Value) -> Vec<Value> {
+    let kinds = ["initContainers", "containers"].into_iter();
+    let all = kinds.flat_map(|kind| pod["spec"][kind].as_array().into_iter().flatten());
+    let of = all.map(|it| {
+        let mounts = it["volumeMounts"].as_array().into_iter().flatten();
+        // The API server adds the account's own.
+        let mounts = mounts.filter(|it| it["name"] != "token");
+        let mounts: Vec<_> = mounts.map(|it| it["mountPath"].clone()).collect();
+        let env = it["env"].as_array().into_iter().flatten();
+        let env = env.map(|it| {
+            let path = &it["valueFrom"]["fieldRef"]["fieldPath"];
+            json!([it["name"], it["value"], path])
+        });
+        json!([it["name"], env.collect::<Vec<_>>(), mounts])
+    });
+    let (meta, spec) = (&pod["metadata"], &pod["spec"]);
+    let label = &meta["labels"][names::MANAGED_LABEL];
+    // The API server's own default, of pods that request nothing.
+    let scheduler = spec["schedulerName"].as_str();
+    let scheduler = scheduler.unwrap_or("default-scheduler");
+    let rest = json!([
+        meta["annotations"],
+        label,
+        scheduler,
+        spec["runtimeClassName"]
+    ]);
+    of.chain([rest]).collect()
 }
 
 #[tokio::test]
-async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
-    let (policies, webhook) = policies_and_webhook().await?;
-    for cluster in [&policies, &webhook] {
-        for name in ["nvidia", "other"] {
-            let class = json!({ "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
-                "metadata": { "name": name }, "handler": name,
-                "scheduling": { "nodeSelector": { "runtime": name } } });
-            cluster.apply(&class.to_string()).await?;
-        }
+async fn plugin_and_webhook_say_the_same_of_every_pod() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/base").await?;
+    let client = cluster.admin()?;
+    for name in ["nvidia", "other"] {
+        let class = json!({ "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+            "metadata": { "name": name }, "handler": name });
+        cluster.apply(&class.to_string()).await?;
     }
-    let clients = (policies.admin()?, webhook.admin()?);
     let mut pods = Pods(StdRng::seed_from_u64(20));
     let (mut made, mut refused) = (0, 0);
-    // Without and with what an administrator gives pods.
-    for given in [None, Some("watch"), Some("driver")] {
-        if let Some(enforce) = given {
-            let requests = format!(
-                "requests: {{runtimeClassName: nvidia, driverCapabilities: compute, enforce: {enforce}}}"
-            );
-            for client in [&clients.0, &clients.1] {
-                configure(client, std::slice::from_ref(&requests)).await?;
-                let limits = json!({ "limits": { names::GPU_MEM: "4096" } });
-                let container = json!({ "name": "c", "image": "cuda", "resources": limits });
-                let pod =
-                    json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });
-                eventually(SOON, "the settings are in force", async || {
-                    let made = created(client, &pod).await?.map_err(anyhow::Error::msg)?;
-                    ensure!(made["spec"]["runtimeClassName"] == "nvidia");
-                    let said = made["metadata"]["annotations"][names::ENFORCE].as_str();
-                    ensure!(said.unwrap_or("watch") == enforce);
-                    Ok(())
-                })
-                .await?;
-            }
-        }
-        for _ in 0..150 {
+    for enforce in ["watch", "driver"] {
+        let requests = json!({ "runtimeClassName": "nvidia", "driverCapabilities": "compute", "enforce": enforce });
+        let spec: GpustowConfigSpec = serde_json::from_value(json!({ "requests": requests }))?;
+        configure(&client, &[json!({ "requests": requests }).to_string()]).await?;
+        let container = json!({ "name": "c", "image": "cuda", "resources": { "limits": { names::GPU_MEM: "4096" } } });
+        let probe = json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });
+        eventually(SOON, "the settings are in force", async || {
+            let made = created(&client, &probe)
+                .await?
+                .map_err(anyhow::Error::msg)?;
+            ensure!(made["spec"]["runtimeClassName"] == "nvidia");
+            let said = made["metadata"]["annotations"][names::ENFORCE].as_str();
+            ensure!(said.unwrap_or("watch") == enforce);
+            Ok(())
+        })
+        .await?;
+        for _ in 0..250 {
             let pod = pods.next();
-            let both = tokio::try_join!(created(&clients.0, &pod), created(&clients.1, &pod))?;
-            let both = (both.0.map(in_order), both.1.map(in_order));
-            match &both.0 {
-                Ok(_) => made += 1,
-                Err(_) => refused += 1,
+            match (created(&client, &pod).await?, foreseen(&pod, &spec)) {
+                (Ok(one), Ok(other)) => {
+                    made += 1;
+                    ensure!(parts(&one) == parts(&other), "{pod:#}: {one:#} {other:#}");
+                }
+                (Err(said), Err(foreseen)) => {
+                    refused += 1;
+                    ensure!(said.ends_with(&foreseen), "{pod:#}: {said}, not {foreseen}");
+                }
+                (one, other) => ensure!(false, "{pod:#}: {one:#?} {other:#?}"),
             }
-            ensure!(both.0 == both.1, "{pod:#}: {both:#?}");
         }
     }
-    ensure!(made > 50 && refused > 50, "{made} made, {refused} refused");
+    ensure!(
+        made > 100 && refused > 100,
+        "{made} made, {refused} refused"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    let flags = ["--server-side", "--warnings-as-errors"];
-    apply(&cluster, "manifests/overlays/webhook", &flags).await?;
+    install(&cluster, "manifests/base").await?;
     // One beside the first, as two replicas are.
-    let webhook = Webhook::start(&cluster).await?;
+    let webhook = Webhook::start(&cluster, gpustow(), &[]).await?;
     let client = cluster.admin()?;
     let limits = json!({ "limits": { names::GPU_MEM: "1" } });
     let container = json!({ "name": "c", "image": "cuda", "resources": limits });
@@ -335,7 +276,7 @@ async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Resul
     eventually(SOON, "the second one answers", create).await?;
     let old = std::fs::read_to_string(webhook.folder.join("tls.crt"))?;
     let aside = tempfile::tempdir()?;
-    let authority = certificate(aside.path(), ADDRESS)?;
+    let authority = certificate(aside.path(), "127.0.0.1")?;
     // The old certificate stands for its own authority until nobody shows it any more.
     let both = format!("{authority}{old}");
     webhook.trusted(&cluster, &both).await?;
@@ -356,9 +297,8 @@ async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Resul
 #[tokio::test]
 async fn pods_that_ask_for_nothing_do_not_notice_that_the_webhook_is_down() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    let flags = ["--server-side", "--warnings-as-errors"];
-    apply(&cluster, "manifests/overlays/webhook", &flags).await?;
-    let webhook = Webhook::start(&cluster).await?;
+    install(&cluster, "manifests/base").await?;
+    let webhook = Webhook::start(&cluster, gpustow(), &[]).await?;
     let client = cluster.admin()?;
     let container = json!({ "name": "c", "image": "cuda" });
     let plain = json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });

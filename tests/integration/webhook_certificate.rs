@@ -7,8 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
-    ControlPlane, Extender, ExtenderOptions, Options, certificate, configure, eventually,
-    free_port, get,
+    ControlPlane, Extender, ExtenderOptions, Options, certificate, eventually, free_port, get,
 };
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -25,9 +24,11 @@ use crate::helm::{chart, helm};
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
 use crate::webhook::created;
 
-const OVERLAY: &str = "manifests/overlays/webhook-self-signed";
+const OVERLAY: &str = "manifests/base";
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
-const CA_BUNDLE: &str = "/webhooks/0/clientConfig/caBundle";
+const KIND: &str = "mutatingwebhookconfiguration";
+/// Webhooks of the configuration.
+const WEBHOOKS: usize = 5;
 /// Until a certificate is renewed: replicas look every 5 s, and wait for 30 s until it is trusted.
 const RENEWED: Duration = Duration::from_secs(120);
 
@@ -140,7 +141,7 @@ impl Rig {
             .kubectl(&[&secret[..], &[&cert, &key]].concat())
             .await?;
         let bundle = ByteString(authority.into_bytes());
-        let trusted = json!([{ "op": "add", "path": CA_BUNDLE, "value": bundle }]);
+        let trusted = everywhere("add", "caBundle", &json!(bundle));
         patched(&cluster, &trusted).await?;
         Rig::on(cluster).await
     }
@@ -170,8 +171,7 @@ impl Rig {
         let of_pods = ["delete", "service", names::WEBHOOK, "-n", SYSTEM];
         cluster.kubectl(&of_pods).await?;
         cluster.apply(&service.to_string()).await?;
-        let at = "/webhooks/0/clientConfig/service/port";
-        let port = json!([{ "op": "add", "path": at, "value": balancer.port }]);
+        let port = everywhere("add", "service/port", &json!(balancer.port));
         patched(&cluster, &port).await?;
         let client = cluster.admin()?;
         Ok(Rig {
@@ -218,9 +218,26 @@ impl Rig {
     }
 }
 
+/// One change of the address of every webhook.
+fn everywhere(operation: &str, field: &str, value: &Value) -> Value {
+    let one = |index| {
+        let path = format!("/webhooks/{index}/clientConfig/{field}");
+        json!({ "op": operation, "path": path, "value": value })
+    };
+    (0..WEBHOOKS).map(one).collect()
+}
+
+/// Whom each webhook trusts.
+async fn trusted(cluster: &ControlPlane) -> Result<Vec<String>> {
+    let at = "--output=jsonpath={range .webhooks[*]}{.clientConfig.caBundle}{\"\\n\"}{end}";
+    let get = ["get", KIND, names::WEBHOOK_CONFIGURATION, at];
+    let said = cluster.kubectl(&get).await?;
+    Ok(said.lines().map(str::to_owned).collect())
+}
+
 async fn patched(cluster: &ControlPlane, patch: &Value) -> Result<()> {
     let patch = format!("--patch={patch}");
-    let name = ["patch", "mutatingwebhookconfiguration", "gpustow"];
+    let name = ["patch", KIND, names::WEBHOOK_CONFIGURATION];
     cluster
         .kubectl(&[&name[..], &["--type=json", &patch]].concat())
         .await
@@ -268,9 +285,23 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     ensure!(back["data"]["tls.crt"] == renewed["data"]["tls.crt"]);
 
     // Whom the API server trusts is lost.
-    let untrusted = json!([{ "op": "remove", "path": CA_BUNDLE }]);
+    let untrusted = everywhere("remove", "caBundle", &Value::Null);
     patched(&rig.cluster, &untrusted).await?;
     answers().await?;
+
+    // One of them is new, as after an upgrade.
+    let new = json!([{ "op": "remove", "path": "/webhooks/4/clientConfig/caBundle" }]);
+    patched(&rig.cluster, &new).await?;
+    eventually(SOON, "all trust the same", async || {
+        let all = trusted(&rig.cluster).await?;
+        let first = all.first().filter(|it| !it.is_empty());
+        ensure!(
+            all.len() == WEBHOOKS && all.iter().all(|it| Some(it) == first),
+            "{all:?}"
+        );
+        Ok(())
+    })
+    .await?;
 
     // Everything is lost, and nobody remembers: as on the first day.
     for replica in &rig.replicas {
@@ -288,49 +319,6 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     Ok(())
 }
 
-#[tokio::test]
-async fn queue_webhook_trusts_what_the_other_trusts() -> Result<()> {
-    let cluster = ControlPlane::start(Options::default()).await?;
-    applied(&cluster).await?;
-    let files = ["queue/rbac.yaml", "queue-webhook/webhook.yaml"];
-    for file in files {
-        let path = repository("manifests").join(file).display().to_string();
-        cluster.kubectl(&["apply", "-f", &path]).await?;
-    }
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let options = ExtenderOptions {
-        args: vec![format!("--webhook-listen=127.0.0.1:{}", free_port()?)],
-        ..ExtenderOptions::default()
-    };
-    configure(&cluster.admin()?, &["queue: {mode: Auto}".to_owned()]).await?;
-    let _replica = Extender::launch(&cluster, gpustow(), &kubeconfig, options)?;
-    let trusts = async |name: &str| {
-        let at = "--output=jsonpath={.webhooks[0].clientConfig.caBundle}";
-        let get = ["get", "mutatingwebhookconfiguration", name, at];
-        cluster.kubectl(&get).await
-    };
-    let same = async || {
-        eventually(SOON, "both trust the same", async || {
-            let (pods, line) = (trusts("gpustow").await?, trusts(names::QUEUE).await?);
-            ensure!(!pods.is_empty() && pods == line, "{pods:?} {line:?}");
-            Ok(())
-        })
-        .await
-    };
-    same().await?;
-    let untrusted = json!([{ "op": "remove", "path": CA_BUNDLE }]);
-    let patch = format!("--patch={untrusted}");
-    let lost = [
-        "patch",
-        "mutatingwebhookconfiguration",
-        names::QUEUE,
-        "--type=json",
-        &patch,
-    ];
-    cluster.kubectl(&lost).await?;
-    same().await
-}
-
 /// Helm takes its certificate away and the extenders make theirs. Meanwhile pods that ask are refused, and
 /// never let in unchanged.
 #[tokio::test]
@@ -340,13 +328,7 @@ async fn with_helm_the_extenders_take_over_the_certificate_that_helm_made() -> R
     let chart = chart();
     let run = async |command: &str, certificate: &str, more: &[&str]| {
         let certificate = format!("--set=webhook.certificate={certificate}");
-        let args = [
-            command,
-            "gpustow",
-            &chart,
-            "--set=admission=webhook",
-            &certificate,
-        ];
+        let args = [command, "gpustow", &chart, &certificate];
         helm(
             &[&args[..], more].concat(),
             Some(cluster.admin_kubeconfig()),
@@ -354,11 +336,7 @@ async fn with_helm_the_extenders_take_over_the_certificate_that_helm_made() -> R
         .await
     };
     let secrets = Api::<Secret>::namespaced(client.clone(), SYSTEM);
-    let trusts = async || {
-        let at = "--output=jsonpath={.webhooks[0].clientConfig.caBundle}";
-        let get = ["get", "mutatingwebhookconfiguration", "gpustow", at];
-        cluster.kubectl(&get).await
-    };
+    let trusts = async || Ok::<_, anyhow::Error>(trusted(&cluster).await?.join(""));
     run("install", "generated", &["--create-namespace"]).await?;
     ensure!(secrets.get_opt(names::WEBHOOK_TLS).await?.is_some());
     let helms = trusts().await?;
@@ -389,7 +367,7 @@ async fn the_extender_changes_nothing_of_the_webhook_but_whom_to_trust() -> Resu
     let cluster = ControlPlane::start(Options::default()).await?;
     applied(&cluster).await?;
     let extender = account(&cluster, SYSTEM, ACCOUNT).await?;
-    let path = format!("{CONFIGURATIONS}/gpustow");
+    let path = format!("{CONFIGURATIONS}/{}", names::WEBHOOK_CONFIGURATION);
     let read = axum::http::Request::get(&path).body(Vec::new())?;
     let now: Value = extender.request(read).await?;
     let not_ours = || Refused("webhooks: not the extender's to write");
@@ -411,7 +389,7 @@ async fn the_extender_changes_nothing_of_the_webhook_but_whom_to_trust() -> Resu
         Taken,
     )];
     let url = json!({ "url": "https://example.com/" });
-    let more = json!({ "namespace": SYSTEM, "name": "gpustow-webhook", "path": "/other" });
+    let more = json!({ "namespace": SYSTEM, "name": names::WEBHOOK, "path": "/other" });
     let every = json!([{ "apiGroups": ["*"], "apiVersions": ["*"], "operations": ["*"],
         "resources": ["*/*"] }]);
     let selector = json!({ "matchLabels": { "a": "b" } });

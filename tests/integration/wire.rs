@@ -255,16 +255,12 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
 
     let note = "v".repeat(245 << 10);
     let wordy = case.pod("wordy").gpu_mem(CARD).annotation("note", &note);
-    let wordy = wordy.create(&case.client).await?;
-    let body = json!({ "Pod": wordy, "NodeNames": [n] }).to_string();
-    let answer = answer(&replica, "filter", body).await?;
-    let reason = &answer["FailedAndUnresolvableNodes"][&n];
-    let reason = reason.as_str().context("not refused")?;
+    let reason = wordy.create(&case.client).await.err().context("created")?;
+    let reason = format!("{reason:#}");
     assert!(
-        reason.starts_with("metadata.annotations: too large"),
+        reason.contains("metadata.annotations: too large"),
         "{reason}"
     );
-    refused(&wordy, &n, "metadata.annotations: too large").await?;
     case.end().await
 }
 

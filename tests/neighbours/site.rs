@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, eventually, wait_bound,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, Webhook, eventually,
+    wait_bound,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
@@ -62,6 +63,8 @@ impl Site {
             let path = repository(kustomization).display().to_string();
             cluster.kubectl(&["apply", "-k", &path]).await?;
         }
+        let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
+        Webhook::keep(&cluster, program).await?;
         let kubeconfig = cluster
             .kubeconfig("gpustow-system", "gpustow-scheduler", None)
             .await?;
@@ -69,7 +72,6 @@ impl Site {
             config: Some(config.iter().map(ToString::to_string).collect()),
             ..ExtenderOptions::default()
         };
-        let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
         let extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
         let _scheduler = Scheduler::calling(&cluster, &repository(""), &extender).await?;
         let case = Case::new(&cluster, "neighbour").await?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Extender, ExtenderOptions, Scheduler, shared};
+use gpustow_testkit::{ControlPlane, Extender, ExtenderOptions, Scheduler, Webhook, shared};
 use tokio::sync::OnceCell;
 
 const ACCOUNT: &str = "gpustow-scheduler";
@@ -38,6 +38,7 @@ async fn start(cluster: &'static ControlPlane) -> Result<Rig> {
         .await?;
     let kubeconfig = cluster.kubeconfig(names::NAMESPACE, ACCOUNT, None).await?;
     let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
+    Webhook::keep(cluster, gpustow).await?;
     let options = ExtenderOptions {
         config: Some(vec!["reclaim: {action: KillProcess}".to_owned()]),
         ..ExtenderOptions::default()

@@ -1,7 +1,9 @@
 //! What users do: they create pods, change them, and have them end.
 
+use gpustow_admission::{Act, Ask, Cluster, admit};
+use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{QueueFrom, config, names};
-use gpustow_policies::mutate::gate;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
@@ -207,7 +209,23 @@ impl World {
         config.is_ok_and(|config| {
             let from = config["status"]["queueFrom"].clone();
             let from: Vec<QueueFrom> = serde_json::from_value(from).unwrap_or_default();
-            config["spec"]["queue"]["mode"] != "Off" && !gate(pod, names::GPU_MEM, &from).is_empty()
+            let cluster = Cluster {
+                resource: names::GPU_MEM,
+                spec: &GpustowConfigSpec::default(),
+                queue_from: &from,
+            };
+            let ask = Ask {
+                pod,
+                act: Act::Create,
+                user: "",
+            };
+            let made = admit(ask, cluster, &ObjectMeta::default(), None);
+            let gates = made.map(|made| made.pod["spec"]["schedulingGates"].clone());
+            let gated = gates.is_ok_and(|gates| {
+                let mut gates = gates.as_array().into_iter().flatten();
+                gates.any(|gate| gate["name"] == names::GATE)
+            });
+            config["spec"]["queue"]["mode"] != "Off" && gated
         })
     }
 

@@ -26,17 +26,15 @@ webhook: certificate replaced|webhook::no_pod_is_refused_while_the_webhooks_cert
 webhook: certificate of its own|webhook_certificate::no_pod_is_refused_while_the_extenders_renew_their_certificate
 webhook: extender held to caBundle|webhook_certificate::the_extender_changes_nothing_of_the_webhook_but_whom_to_trust
 pods are queued, and some never|attack::queue::pods_are_queued_while_the_status_says_so_and_some_never
-webhook: the same pods are queued|attack::queue::webhook_queues_the_pods_that_the_policy_queues
 the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_has_the_right
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
 the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
 what preempts deletes no other pod|attack::fragmented::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
-webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
+plugin and webhook say the same|webhook::plugin_and_webhook_say_the_same_of_every_pod
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus
 gpushare's too, with its variables|adopt::gpushare_requests_become_mib_and_programs_find_the_old_units
 those that cannot be are refused|adopt::requests_that_cannot_be_translated_are_refused_and_others_pass
 a pod of gpushare is bound|adopt::pod_of_gpushare_is_bound_to_a_gpu_with_room
-the same by webhook and by policy|adopt_webhook::requests_become_the_same_by_webhook_and_by_policy|1.34
 helm test places a pod|helm::helm_test_ends_well_once_its_pod_has_a_gpu
 installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are

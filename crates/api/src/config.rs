@@ -96,6 +96,9 @@ pub struct Scheduling {
     /// More than 100 lets pods compete for compute.
     #[schemars(range(min = 100, max = 4800))]
     pub max_compute_percent: u16,
+    /// Names of your own schedulers that call the extender. Pods may name these and gpustow-scheduler.
+    #[schemars(length(max = 16), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub schedulers: Vec<String>,
 }
 
 /// What pods that request GPU memory get, and how much they must request at least.
@@ -371,6 +374,7 @@ impl Default for Scheduling {
             policy: PolicyKind::default(),
             stale_after: STALE_AFTER.into(),
             max_compute_percent: 100,
+            schedulers: Vec::new(),
         }
     }
 }

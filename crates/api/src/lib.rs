@@ -23,6 +23,7 @@ pub mod request;
 pub mod reserved;
 mod share;
 pub mod sharers;
+pub mod version;
 pub mod workload;
 
 pub use allowance::allowances;

@@ -8,6 +8,21 @@ pub const VERSION: &str = "v1alpha1";
 pub const GPU_MEM: &str = "gpustow.dev/gpu-mem";
 /// NVIDIA's own device plugin's resource, which must not be mixed with ours in one container.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+/// Is it a GPU, or a part of one, that NVIDIA's device plugin or HAMi's gives? Others of NVIDIA's resources are network
+/// cards, and what operators name as they like.
+#[must_use]
+pub fn is_nvidia_gpu(resource: &str) -> bool {
+    let rest = resource.strip_prefix("nvidia.com/");
+    rest.is_some_and(|rest| NVIDIA_GPUS.contains(&rest) || rest.starts_with("mig-"))
+}
+const NVIDIA_GPUS: [&str; 6] = [
+    "gpu",
+    "gpu.shared",
+    "vgpu",
+    "gpumem",
+    "gpumem-percentage",
+    "gpucores",
+];
 /// The node label that says which model the cards are: GPU feature discovery sets it, and pods
 /// select by it. Blanks of the model's name are dashes there.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
@@ -179,10 +194,14 @@ pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 /// Set by administrators: label of a namespace with the GPU sharer whose requests are translated when pods are created
 /// there.
 pub const ADOPT_LABEL: &str = "gpustow.dev/adopt";
-/// Set by administrators: label of such a namespace, `MiB` if gpushare counts in MiB there. Else it counts in GiB.
+/// Set by administrators: label of such a namespace with the unit in which the sharer counts memory there: `MiB`, `GiB`, or
+/// a number of MiB as `10MiB`, which is Volcano's `gpuMemoryFactor`. gpushare counts in GiB without it, the others in MiB.
 pub const ADOPT_UNIT_LABEL: &str = "gpustow.dev/adopt-unit";
 /// Set by administrators: label of such a namespace with the MiB that each whole GPU must have at least.
 pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
+/// Set by administrators: label of such a namespace with the MiB of each GPU that HAMi gives to pods that request GPUs alone.
+/// Without it they get whole GPUs.
+pub const ADOPT_DEFAULT_LABEL: &str = "gpustow.dev/adopt-default-mib";
 /// Written by admission: annotation of a translated pod with the sharer that its request was written for, and what the
 /// translation leaves out.
 pub const ADOPTED: &str = "gpustow.dev/adopted";
@@ -279,16 +298,15 @@ pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";
-/// The webhook that translates requests of other GPU sharers.
-pub const ADOPT: &str = "gpustow-adopt";
-/// The admission policies, and the webhook, that queue new pods.
+/// The policy that keeps the gate on queued pods.
 pub const QUEUE: &str = "gpustow-queue";
 /// Service there behind which the webhook is.
 pub const WEBHOOK: &str = "gpustow-webhook";
 /// Secret there with the webhook's certificate.
 pub const WEBHOOK_TLS: &str = "gpustow-webhook-tls";
-/// The MutatingWebhookConfiguration.
-pub const WEBHOOK_CONFIGURATION: &str = "gpustow";
+/// The MutatingWebhookConfiguration. The API server calls configurations in the order of their names, and ours must see what
+/// others change.
+pub const WEBHOOK_CONFIGURATION: &str = "zz-gpustow";
 /// Written by the extender: annotation of the Secret of the webhook with the time at which it makes another
 /// certificate.
 pub const RENEW_AFTER: &str = "gpustow.dev/renew-after";

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow::wire::{ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs};
-use gpustow_api::config::Requests;
+use gpustow_admission::adopt::Sharer;
+use gpustow_admission::{Act, Admitted, Ask as Asked, Cluster, admit};
+use gpustow_api::config::{GpustowConfigSpec, Requests};
 use gpustow_api::facts::{has_soft_preferences, tolerates_prefer_no_schedule};
 use gpustow_api::limit::Enforce;
-use gpustow_api::{Assignment, GpuNode, NodeFacts, PodFacts, names, quantity};
+use gpustow_api::{Assignment, GpuNode, NodeFacts, PodFacts, QueueFrom, names, quantity};
 use gpustow_ledger::{Ask, Config, Ledger};
-use gpustow_policies::mutate::{Change, patch};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
+use strum::VariantNames as _;
 
 const NOW: Duration = Duration::from_secs(1);
 const NODES: [&str; 2] = ["a", "b"];
@@ -114,25 +117,59 @@ pub(crate) fn calls(data: &[u8]) {
     let _ = serde_json::from_slice::<ExtenderBindingArgs>(data);
 }
 
-/// A pod as a tenant writes it.
-pub(crate) fn pod(data: &[u8]) {
-    let Ok(value) = serde_json::from_slice::<Value>(data) else {
-        return;
-    };
+fn asked<'a>(pod: &'a Value, act: Act<'a>) -> Asked<'a> {
+    Asked { pod, act, user: "" }
+}
+
+/// Admission answers whatever it is asked, and what it returns passes as it is.
+fn admitted(pod: &Value) {
     let requests = Requests {
         runtime_class_name: "nvidia".to_owned(),
         driver_capabilities: "compute,utility".to_owned(),
         enforce: Enforce::Driver,
         ..Requests::default()
     };
-    for (before, debugs) in [(None, false), (Some(&value), false), (Some(&value), true)] {
-        let change = Change {
-            pod: &value,
-            before,
-            debugs,
+    let spec = GpustowConfigSpec {
+        requests,
+        ..GpustowConfigSpec::default()
+    };
+    let cluster = Cluster {
+        resource: names::GPU_MEM,
+        spec: &spec,
+        queue_from: &[QueueFrom::ALL],
+    };
+    let mut labels = vec![None];
+    labels.extend(Sharer::VARIANTS.iter().map(|it| Some((*it).to_owned())));
+    for label in labels {
+        let label = label.map(|it| [(names::ADOPT_LABEL.to_owned(), it)].into());
+        let namespace = ObjectMeta {
+            labels: label,
+            ..ObjectMeta::default()
         };
-        let _ = patch(change, names::GPU_MEM, &requests);
+        let admit = |ask: Asked<'_>| admit(ask, cluster, &namespace, None);
+        if let Ok(Admitted { pod, .. }) = admit(asked(pod, Act::Create)) {
+            let again = admit(asked(&pod, Act::Create));
+            assert_eq!(again.map(|it| it.patch), Ok(Vec::new()), "{pod}");
+        }
+        let changes = Act::Annotate {
+            before: pod,
+            resizes: true,
+        };
+        let adds = Act::Debug {
+            before: &Value::Null,
+        };
+        for act in [changes, adds] {
+            let _ = admit(asked(pod, act));
+        }
     }
+}
+
+/// A pod as a tenant writes it.
+pub(crate) fn pod(data: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<Value>(data) else {
+        return;
+    };
+    admitted(&value);
     let mut ledger = ledger();
     match serde_json::from_value::<Pod>(value.clone()) {
         Ok(pod) => {

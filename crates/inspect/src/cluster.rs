@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_admission::keys;
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{
@@ -12,7 +13,6 @@ use gpustow_api::{
 };
 use gpustow_ledger::{Ledger, NodeView};
 use gpustow_policies::admission::Weakness;
-use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;

@@ -4,15 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use anyhow::{Result, ensure};
+use gpustow_admission::Cluster;
+use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
+use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
 use gpustow_inspect::Scope;
 use gpustow_inspect::system::Seen;
-use gpustow_policies::adopt::{Sharer, Terms, translate};
-use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use kube::core::SelectorExt as _;
 
+use crate::admitted::admitted;
 use crate::args::{AdoptArgs, Global};
 use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Column, Listing, Value, column};
@@ -55,9 +58,6 @@ impl Row {
     }
 }
 
-/// How the requests of a namespace are translated, or the value of the label that is no sharer.
-type Labelled = Result<Terms, String>;
-
 /// Translates the pods of other sharers and places them beside gpustow's.
 pub(crate) async fn run(
     global: &Global,
@@ -74,30 +74,38 @@ pub(crate) async fn run(
     let resource = &source.resource_name;
     let namespaces = source.namespaces().await?;
     let lists = source.lists().await?;
-    let policy = match &lists.config {
-        Seen::Read(config) => config.spec.scheduling.policy,
-        Seen::NotThere | Seen::Unreadable => Default::default(),
+    let spec = match &lists.config {
+        Seen::Read(config) => config.spec.clone(),
+        Seen::NotThere | Seen::Unreadable => GpustowConfigSpec::default(),
+    };
+    let policy = spec.scheduling.policy;
+    let cluster = Cluster {
+        resource,
+        spec: &spec,
+        queue_from: &[],
     };
     let scope = Scope {
         namespace: global.namespace.clone(),
         selector: global.selector.clone(),
     };
     let pods: Vec<Pod> = lists.pods.into_iter().map(|it| it.pod).collect();
-    let terms = terms(&namespaces, &pods, args);
+    let labelled = labelled(&namespaces, &pods, args);
     let now = assigned(&pods, resource)
         .union(&foreign(&lists.gpunodes))
         .count();
     let (mut rows, mut all, mut kept) = (Vec::new(), Vec::new(), BTreeSet::new());
     for pod in pods {
         let namespace = pod.namespace().unwrap_or_default();
-        let theirs = Sharer::of(&pod).is_some() && holds(&pod, resource);
-        let Some(terms) = terms.get(&namespace).filter(|_| theirs) else {
+        let object = serde_json::to_value(&pod)?;
+        let theirs = Sharer::of(&object).is_some() || has_foreign_resources(&object);
+        let theirs = theirs && holds(&pod, resource);
+        let Some(labels) = labelled.get(&namespace).filter(|_| theirs) else {
             all.push(pod);
             continue;
         };
         let new = match is_in(&scope, &pod) {
             true => {
-                let (row, new) = row(&pod, terms, resource);
+                let (row, new) = row(&pod, labels, cluster);
                 rows.push(row);
                 new
             }
@@ -122,32 +130,47 @@ pub(crate) async fn run(
     listing(rows, rehearsal, now).print(&args.output, screen, out)
 }
 
-/// Of each namespace with pods of other sharers: what its labels say or, without one, what fits most of its pods.
-fn terms(namespaces: &[Namespace], pods: &[Pod], args: &AdoptArgs) -> BTreeMap<String, Labelled> {
+/// Of each namespace with pods of other sharers: its labels or, without that of a sharer, those that fit most of its pods.
+fn labelled(
+    namespaces: &[Namespace],
+    pods: &[Pod],
+    args: &AdoptArgs,
+) -> BTreeMap<String, ObjectMeta> {
+    let mut labelled: BTreeMap<String, ObjectMeta> = BTreeMap::new();
+    for namespace in namespaces {
+        if namespace.labels().contains_key(names::ADOPT_LABEL) {
+            labelled.insert(namespace.name_any(), namespace.metadata.clone());
+        }
+    }
     let mut sharers: BTreeMap<String, BTreeMap<Sharer, usize>> = BTreeMap::new();
     for pod in pods {
-        if let Some(sharer) = Sharer::of(pod) {
+        let object = serde_json::to_value(pod).unwrap_or_default();
+        if let Some(sharer) = Sharer::of(&object) {
             let of = sharers.entry(pod.namespace().unwrap_or_default());
             *of.or_default().entry(sharer).or_default() += 1;
         }
     }
-    let mut terms = BTreeMap::new();
     for (namespace, counts) in sharers {
         // Whole GPUs are a request of HAMi, too, and NVIDIA's own device plugin may serve them beside the others.
         let most = counts
             .into_iter()
             .max_by_key(|(sharer, count)| (*sharer != Sharer::Whole, *count));
-        let guessed = most.map(|(sharer, _)| Terms {
-            sharer,
-            mib_per_unit: if args.unit == "MiB" { 1 } else { 1024 },
-            mib_per_gpu: args.mib_per_gpu,
+        let Some((sharer, _)) = most else { continue };
+        let mut labels = BTreeMap::new();
+        let mut label = |key: &str, value: &str| labels.insert(key.to_owned(), value.to_owned());
+        label(names::ADOPT_LABEL, sharer.into());
+        if sharer == Sharer::Gpushare {
+            label(names::ADOPT_UNIT_LABEL, &args.unit);
+        }
+        if let Some(mib) = args.mib_per_gpu {
+            label(names::ADOPT_MIB_LABEL, &mib.to_string());
+        }
+        labelled.entry(namespace).or_insert_with(|| ObjectMeta {
+            labels: Some(labels),
+            ..ObjectMeta::default()
         });
-        let labels = namespaces.iter().find(|it| it.name_any() == namespace);
-        let labelled = labels.map(|it| Terms::of(it.labels()).map_err(str::to_owned));
-        let of = labelled.and_then(Result::transpose).or(guessed.map(Ok));
-        terms.extend(of.map(|of| (namespace, of)));
     }
-    terms
+    labelled
 }
 
 /// It has not finished.
@@ -164,54 +187,37 @@ fn is_in(scope: &Scope, pod: &Pod) -> bool {
 }
 
 /// What becomes of a pod, and the pod as it would be created.
-fn row(pod: &Pod, terms: &Labelled, resource: &str) -> (Row, Option<Pod>) {
-    let sharer: &str = terms.as_ref().map_or("-", |it| it.sharer.into());
+fn row(pod: &Pod, labels: &ObjectMeta, cluster: Cluster<'_>) -> (Row, Option<Pod>) {
+    let terms = Terms::of(labels).ok().flatten();
+    let sharer: &str = terms.map_or("-", |it| it.sharer.into());
     let mut row = Row {
         pod: full_name(pod),
         sharer: sharer.to_owned(),
         request: requests(pod),
         ..Row::default()
     };
-    let translated = match terms {
-        Ok(terms) => translate(pod, *terms, resource).map_err(|it| it.to_string()),
-        Err(word) => Err(format!(
-            "namespace label {}: {word} is no sharer whose requests gpustow translates",
-            names::ADOPT_LABEL
-        )),
-    };
-    let created = translated.and_then(|new| new.map(|new| created(new, resource)).transpose());
-    match created {
-        Ok(Some((new, facts))) => {
-            let adopted = new.annotations().get(names::ADOPTED);
-            let without = adopted.and_then(|it| it.split_once(", without "));
-            row.note = without.map(|(_, what)| format!("without {what}: compute is not limited"));
-            row.becomes = Some(becomes(&new, &facts, resource));
-            (row, Some(new))
-        }
-        Ok(None) => {
-            row.note = Some("keeps its request: the label translates none of it".to_owned());
-            (row, None)
-        }
-        Err(refused) => {
-            row.refused = Some(refused);
-            (row, None)
-        }
-    }
-}
-
-/// The pod as it would wait for a node, unless gpustow's own rules refuse it.
-fn created(mut pod: Pod, resource: &str) -> Result<(Pod, PodFacts), String> {
-    pod.status = None;
-    if let Some(spec) = &mut pod.spec {
+    let mut new = pod.clone();
+    new.status = None;
+    if let Some(spec) = &mut new.spec {
         spec.node_name = None;
     }
-    keys::known(pod.annotations(), resource).map_err(|bad| bad.to_string())?;
-    let facts = PodFacts::from_pod(&pod, resource);
-    let facts = facts.ok_or_else(|| "the pod has no UID".to_owned())?;
-    match facts.asks.readable() {
-        Ok(_) => Ok((pod, facts)),
-        Err(bad) => Err(bad.to_string()),
-    }
+    let new = match admitted(&new, cluster, labels, None) {
+        Ok((new, _)) => new,
+        Err(refused) => {
+            row.refused = Some(refused.to_string());
+            return (row, None);
+        }
+    };
+    let facts = PodFacts::from_pod(&new, cluster.resource);
+    let adopted = new.annotations().get(names::ADOPTED);
+    let (Some(adopted), Some(facts)) = (adopted, facts) else {
+        row.note = Some("keeps its request: the label translates none of it".to_owned());
+        return (row, None);
+    };
+    let without = adopted.split_once(", without ");
+    row.note = without.map(|(_, what)| format!("without {what}: compute is not limited"));
+    row.becomes = Some(becomes(&new, &facts, cluster.resource));
+    (row, Some(new))
 }
 
 fn full_name(pod: &Pod) -> String {

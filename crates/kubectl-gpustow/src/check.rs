@@ -69,10 +69,21 @@ impl Findings {
     }
 }
 
-/// Everything that needs a person, errors first. The answer is no if there is more than
+/// Everything that needs a person, errors first. `webhook` is what is wrong with it. The answer is no if there is more than
 /// information.
-pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
+pub(crate) fn run(cluster: &Cluster, webhook: Option<String>) -> Listing<Finding> {
     let mut findings = Findings::default();
+    if let Some(problem) = webhook {
+        findings.add(
+            Level::Error,
+            format!(
+                "mutatingwebhookconfiguration/{}",
+                names::WEBHOOK_CONFIGURATION
+            ),
+            problem,
+            "check that the extenders run and that caBundle has their certificate: docs/webhook.md",
+        );
+    }
     parts::look(cluster, &mut findings);
     let owners = Owners::of(cluster);
     for view in cluster.views() {

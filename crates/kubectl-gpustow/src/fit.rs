@@ -4,15 +4,17 @@ use std::io::{Read as _, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use gpustow_api::{BadRequest, GpuWorkload};
+use gpustow_admission::{Cluster as Admitting, auto, keys, reads_namespace};
+use gpustow_api::GpuWorkload;
 use gpustow_inspect::{Cluster, load};
-use gpustow_policies::{auto, keys};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::Answer;
+use crate::admitted::{admitted, refused_by_server};
 use crate::args::Global;
 use crate::output::Format;
 use crate::why;
@@ -25,40 +27,46 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
     let cluster = load(&global.source).await?;
-    let cluster = &cluster;
-    let mut pods = pods(file)?;
-    let wants = |pod: &Pod| auto::wants(pod, cluster.resource());
-    let known = match pods.iter().any(wants) {
-        true => Some(Known::read(global).await?),
-        false => None,
-    };
+    let resource = cluster.resource();
     let mut answer = Answer::Yes;
-    for (number, pod) in pods.iter_mut().enumerate() {
-        let admitted = match known.as_ref().filter(|_| wants(pod)) {
-            Some(known) => known.admit(pod, cluster, global.namespace.as_deref())?,
-            None => Ok(()),
+    for (number, pod) in pods(file)?.iter().enumerate() {
+        let own = pod.metadata.namespace.as_deref();
+        let own = own.or(global.namespace.as_deref());
+        let named = own.or(cluster.namespace.as_deref()).unwrap_or("default");
+        let known = Known::read(global, &cluster, pod, named).await?;
+        let outcome = admitted(pod, of(&cluster), &known.namespace, known.history(pod));
+        let (created, warnings) = match &outcome {
+            Ok((created, warnings)) => (created, &warnings[..]),
+            Err(_) => (pod, &[][..]),
         };
-        let pod = &*pod;
-        let facts = cluster.facts(pod).context("the pod cannot be read")?;
-        if admitted.is_ok() && facts.asks.is_nothing() {
-            match keys::unasked(pod.annotations(), cluster.resource()) {
+        let facts = cluster.facts(created).context("the pod cannot be read")?;
+        if outcome.is_ok() && facts.asks.is_nothing() {
+            match keys::unasked(created.annotations(), resource) {
                 Some(missing) => bail!("{}: {missing}", facts.name),
                 None => bail!(
-                    "{}: no container asks for {}, so it fits wherever kube-scheduler says",
-                    facts.name,
-                    cluster.resource()
+                    "{}: no container asks for {resource}, so it fits wherever kube-scheduler says",
+                    facts.name
                 ),
             }
         }
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let wrong = admitted.err().map(|refusal| refusal.to_string());
-        let wrong = wrong.or_else(|| unlimited(pod, cluster.resource()));
-        let why = match wrong.or_else(|| unknown(cluster, pod)) {
-            Some(refusal) => why::refused(cluster, &facts, refusal),
-            None => why::waiting(cluster, pod, &facts),
+        let wrong = outcome.as_ref().err().map(ToString::to_string);
+        let wrong = wrong.or_else(|| unlimited(pod, resource));
+        let wrong = match wrong {
+            Some(wrong) => Some(wrong),
+            None => refused_by_server(&global.source, created, named).await?,
         };
+        let mut why = match wrong {
+            Some(refusal) => why::refused(&cluster, &facts, refusal),
+            None => why::waiting(&cluster, created, &facts),
+        };
+        for warning in warnings {
+            if !why.unknown.iter().any(|it| same(it, warning)) {
+                why.unknown.push(warning.clone());
+            }
+        }
         let why = why.into_fit();
         if why.answer() == Answer::No {
             answer = Answer::No;
@@ -68,53 +76,62 @@ pub(crate) async fn run(
     Ok(answer)
 }
 
-/// What the API server asks when a pod leaves its amount to the history.
+/// Are they about the same field?
+fn same(one: &str, other: &str) -> bool {
+    let field = |text: &str| text.split_once("]:").map(|(field, _)| field.to_owned());
+    field(one).is_some() && field(one) == field(other)
+}
+
+/// How the cluster admits pods. Whether it would be queued is no part of the question.
+fn of(cluster: &Cluster) -> Admitting<'_> {
+    Admitting {
+        resource: cluster.resource(),
+        spec: cluster.spec(),
+        queue_from: &[],
+    }
+}
+
+/// What the answer depends on beside the pod.
+#[derive(Default)]
 struct Known {
-    namespaces: Vec<Namespace>,
+    namespace: ObjectMeta,
     workloads: Vec<GpuWorkload>,
 }
 
 impl Known {
-    async fn read(global: &Global) -> Result<Self> {
+    async fn read(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> Result<Self> {
+        let object = serde_json::to_value(pod)?;
+        if !reads_namespace(&object, of(cluster)) {
+            return Ok(Self::default());
+        }
+        let all = global.source.namespaces().await?.into_iter();
+        let mut all = all.map(|it| it.metadata);
+        let namespace = all.find(|it| it.name.as_deref() == Some(named));
+        let leaves = auto::wants(&object, cluster.resource());
         Ok(Self {
-            namespaces: global.source.namespaces().await?,
-            workloads: global.source.workloads().await?,
+            namespace: match namespace {
+                None if leaves => bail!(
+                    "no namespace {named}: it says what a pod with {}: auto gets; try -n",
+                    cluster.resource()
+                ),
+                found => found.unwrap_or_default(),
+            },
+            workloads: match leaves {
+                true => global.source.workloads().await?,
+                false => Vec::new(),
+            },
         })
     }
 
-    /// Gives the pod its amount, or what the API server would say.
-    fn admit(
-        &self,
-        pod: &mut Pod,
-        cluster: &Cluster,
-        named: Option<&str>,
-    ) -> Result<std::result::Result<(), BadRequest>> {
-        let own = pod.metadata.namespace.as_deref().or(named);
-        let name = own.or(cluster.namespace.as_deref()).unwrap_or("default");
-        let namespace = self
-            .namespaces
-            .iter()
-            .find(|it| it.metadata.name.as_deref() == Some(name));
-        let namespace = namespace.with_context(|| {
-            format!(
-                "no namespace {name}: it says what a pod with {}: auto gets; try -n",
-                cluster.resource()
-            )
-        })?;
-        Ok(auto::admit(
-            pod,
-            namespace,
-            &self.workloads,
-            cluster.resource(),
-        ))
+    /// The history of the pod's workload.
+    fn history(&self, pod: &Pod) -> Option<&GpuWorkload> {
+        let owner = gpustow_api::owner::workload(pod);
+        self.workloads.iter().find(|it| {
+            let target = &it.spec.target_ref;
+            it.metadata.namespace == self.namespace.name
+                && (&target.kind, &target.name) == (&owner.kind, &owner.name)
+        })
     }
-}
-
-/// What the policies say of annotations that gpustow does not have.
-fn unknown(cluster: &Cluster, pod: &Pod) -> Option<String> {
-    let annotations = pod.metadata.annotations.as_ref()?;
-    let known = keys::known(annotations, cluster.resource());
-    known.err().map(|refusal| refusal.to_string())
 }
 
 /// What the API server says of an extended resource that is requested without a limit as large.

@@ -3,6 +3,7 @@
 //! What it says of the cluster is [`gpustow_inspect`]'s: it works with the extender down and with the
 //! right to read, and writes nothing to the cluster.
 
+mod admitted;
 mod adopt;
 mod advise;
 mod args;
@@ -91,7 +92,11 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             defrag::plans(&cluster, &scope).print(&output, screen, out)
         }
         Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),
-        Command::Check { output } => check::run(&*cluster().await?).print(&output, screen, out),
+        Command::Check { output } => {
+            let cluster = cluster().await?;
+            let webhook = Box::pin(admitted::problem(&global.source)).await?;
+            check::run(&cluster, webhook).print(&output, screen, out)
+        }
         Command::Version => version::run(cluster().await, out),
         Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,
         Command::Ui(ui) => Box::pin(ui::run(&global, &ui, out)).await,

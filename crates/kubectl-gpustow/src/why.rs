@@ -7,6 +7,7 @@ mod print;
 mod report;
 
 use anyhow::{Context as _, Result};
+use gpustow_admission::{auto, keys};
 use gpustow_api::{Asks, PodFacts, names};
 use gpustow_inspect::{
     Cluster, PodInfo, Trial, memory,
@@ -15,7 +16,6 @@ use gpustow_inspect::{
 };
 use gpustow_ledger::{GangView, NodeView};
 use gpustow_pack::Mib;
-use gpustow_policies::{auto, keys};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
 
@@ -67,7 +67,7 @@ pub(crate) struct Why {
     scheduler_said: Option<String>,
     /// Annotations of the pod that this version does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    unknown: Vec<String>,
+    pub(crate) unknown: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -166,14 +166,14 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     }
 }
 
-/// Where the amount is from, if a policy gave it.
+/// Where the amount is from, if admission gave it.
 fn origin(cluster: &Cluster, pod: &Pod) -> Option<String> {
     let origin = auto::origin(pod, cluster.resource())?;
     Some(format!("by {}: auto: {origin}", cluster.resource()))
 }
 
-/// Annotations that look like gpustow's and are not known: policies refuse them, but for those of a later
-/// version, and those that were there before them.
+/// Annotations that look like gpustow's and are not known: admission refuses them, but for those of a later
+/// version, and those that were there before it.
 fn unknown(cluster: &Cluster, pod: &Pod) -> Vec<String> {
     let Some(annotations) = &pod.metadata.annotations else {
         return Vec::new();

@@ -11,21 +11,20 @@ use serde_json::Value;
 use thiserror::Error;
 
 use gpustow_api::names;
+use gpustow_api::version::is_later;
 
 use crate::manifests::documents;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 4] = [
     "gpustow-agent",
     "gpustow-annotations",
     "gpustow-extender",
-    "gpustow-least",
     "gpustow-placeholders",
-    "gpustow-requests",
 ];
 
-/// Variables whose lists are an administrator's to change: docs/own-scheduler.md says for what.
-const OPEN: [&str; 2] = ["extenders", "schedulers"];
+/// A variable whose list is an administrator's to change: docs/own-scheduler.md says for what.
+const OPEN: [&str; 1] = ["extenders"];
 
 /// Fields that the API server writes where a manifest leaves them out.
 const DEFAULTS: [(&str, &str); 5] = [
@@ -175,32 +174,6 @@ fn weakness(policy: &Value, binding: &Value, found: &Found) -> Option<Weakness> 
         Some(version) => Weakness::Newer(version.clone(), differs),
         None => Weakness::Differs(differs),
     })
-}
-
-/// The version that this build writes into its policies.
-pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Is it a later version than this build's?
-pub(crate) fn is_later(version: &str) -> bool {
-    ordinal(version) > ordinal(VERSION)
-}
-
-/// Major, minor and patch as one number, which the policies can compare too; nothing of what is no version.
-pub(crate) fn ordinal(version: &str) -> Option<u64> {
-    let release = version.split(['-', '+']).next().unwrap_or_default();
-    let mut parts = release.split('.');
-    let first = parts.next();
-    let ordinal = [
-        first,
-        parts.next().or(Some("0")),
-        parts.next().or(Some("0")),
-    ]
-    .into_iter()
-    .try_fold(0, |all, part| {
-        let part = part.filter(|it| it.len() <= 5 && it.bytes().all(|it| it.is_ascii_digit()))?;
-        Some(all * 100_000 + part.parse::<u64>().ok()?)
-    });
-    ordinal.filter(|_| parts.next().is_none())
 }
 
 fn json(value: &impl Serialize) -> Value {

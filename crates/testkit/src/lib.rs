@@ -22,6 +22,7 @@ mod scheduler;
 mod shared;
 mod stats;
 mod wait;
+mod webhook;
 
 pub use agent::Agent;
 pub use binaries::kubernetes_minor;
@@ -42,3 +43,4 @@ pub use stats::{median, quantile, sorted, spread};
 pub use wait::{
     eventually, refusal, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused,
 };
+pub use webhook::Webhook;

@@ -8,14 +8,11 @@
 {{- if ne .Release.Namespace "gpustow-system" }}
 {{- fail "gpustow's policies name its namespace: install it with --namespace gpustow-system --create-namespace" }}
 {{- end }}
-{{- if and .Values.guard (has (include "gpustow.admission" .) (list "webhook" "none")) }}
+{{- if and .Values.guard (eq (include "gpustow.guard" .) "none") }}
 {{- fail "guard: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set guard=false" }}
 {{- end }}
-{{- if and .Values.adopt (eq (include "gpustow.admission" .) "none") }}
-{{- fail "adopt: it needs policies or a webhook that change pods: set adopt=false or another admission" }}
-{{- end }}
-{{- if and (ne (include "gpustow.queue" .) "Off") (eq (include "gpustow.admission" .) "none") }}
-{{- fail "config.queue.mode: the queue needs policies or a webhook that change pods: set config.queue.mode=Off or another admission" }}
+{{- if and .Values.webhook.hostNetwork (eq (int .Values.webhook.port) 10250) }}
+{{- fail "webhook.port: the kubelet has 10250 on the host's network: set another, as webhook.port=32765" }}
 {{- end }}
 {{- end }}
 
@@ -38,16 +35,10 @@
 {{ regexFind "^v?1\\.[0-9]+" .Capabilities.KubeVersion.Version | trimPrefix "v" }}
 {{- end }}
 
-{{/* policy, v1beta1, webhook or none. */}}
-{{- define "gpustow.admission" -}}
-{{- $new := semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}
+{{/* Which policies that change pods the API server has, for the guard: policy, v1beta1 or none. */}}
+{{- define "gpustow.guard" -}}
 {{- $beta := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" }}
-{{- $policy := ternary "policy" "v1beta1" $new }}
-{{- if ne .Values.admission "auto" }}
-{{- eq .Values.admission "policy" | ternary $policy .Values.admission }}
-{{- else }}
-{{- or $new $beta | ternary $policy "webhook" }}
-{{- end }}
+{{- semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version | ternary "policy" ($beta | ternary "v1beta1" "none") }}
 {{- end }}
 
 {{/* The cluster's own version without a vendor's suffix, as far as it is one that was published. */}}

@@ -7,32 +7,13 @@
 {{- if or (ne $path "files/core/config-crd.yaml") (and $.Release.IsUpgrade (not $crd)) }}{{- $files = append $files (trimPrefix "files/" $path) }}{{- end }}
 {{- end }}
 {{- if .Values.disruptions }}{{- $files = append $files "disruptions/rbac.yaml" }}{{- end }}
-{{- if dig "provision" "max" 0 .Values.config | int }}{{- $files = append $files "provision/rbac.yaml" }}{{- end }}
-{{- $admission := include "gpustow.admission" . }}
-{{- if eq $admission "v1beta1" }}
-{{- $files = append $files "overlays/v1beta1/policies.yaml" }}
-{{- else if eq $admission "webhook" }}
-{{- $files = concat $files (list "overlays/webhook/service.yaml" "overlays/webhook/webhook.yaml") }}
-{{- if eq .Values.webhook.certificate "selfSigned" }}
-{{- $files = concat $files (list "overlays/webhook-self-signed/policy.yaml" "overlays/webhook-self-signed/rbac.yaml") }}
-{{- end }}
-{{- end }}
-{{- if .Values.adopt }}
-{{- $files = append $files "adopt/policy.yaml" }}
-{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/adopt-v1beta1/policies.yaml" }}
-{{- else if eq $admission "webhook" }}{{- $files = concat $files (list "adopt-webhook/rbac.yaml" "adopt-webhook/webhook.yaml") }}
-{{- end }}
-{{- end }}
+{{- if dig "provision" "max" 0 .Values.config | int }}{{- $files = concat $files (list "provision/policy.yaml" "provision/rbac.yaml") }}{{- end }}
+{{- if eq .Values.webhook.certificate "selfSigned" }}{{- $files = concat $files (list "certificate/policy.yaml" "certificate/rbac.yaml") }}{{- end }}
 {{- if .Values.guard }}
 {{- $files = append $files "guard/policy.yaml" }}
-{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
+{{- if eq (include "gpustow.guard" .) "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
 {{- end }}
-{{- if ne (include "gpustow.queue" .) "Off" }}
-{{- $files = concat $files (list "queue/rbac.yaml" "queue/policy.yaml") }}
-{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/queue-v1beta1/policies.yaml" }}
-{{- else if eq $admission "webhook" }}{{- $files = append $files "queue-webhook/webhook.yaml" }}
-{{- end }}
-{{- end }}
+{{- if ne (include "gpustow.queue" .) "Off" }}{{- $files = concat $files (list "queue/rbac.yaml" "queue/policy.yaml") }}{{- end }}
 {{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
 {{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
 {{- if .Values.monitoring.enabled }}{{- $files = concat $files (list "monitoring/podmonitors.yaml" "monitoring/rules.yaml") }}{{- end }}
@@ -58,15 +39,18 @@
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.scheduler) }}
 {{- $extender := first $pod.initContainers }}
 {{- $args := list }}
-{{- if eq (include "gpustow.admission" $root) "webhook" }}
-{{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
-{{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
-{{- $_ := set $extender "lifecycle" (dict "preStop" (dict "sleep" (dict "seconds" 5))) }}
+{{- $own := list }}
+{{- range $extender.args }}{{- $own = append $own (replace ":10250" (printf ":%v" $values.webhook.port) .) }}{{- end }}
+{{- $_ := set $extender "args" $own }}
+{{- range $extender.ports }}{{- if eq .name "webhook" }}{{- $_ := set . "containerPort" $values.webhook.port }}{{- end }}{{- end }}
+{{- if $values.webhook.hostNetwork }}
+{{- $_ := set $pod "hostNetwork" true }}
+{{- $_ := set $pod "dnsPolicy" "ClusterFirstWithHostNet" }}
+{{- end }}
 {{- if ne $values.webhook.certificate "selfSigned" }}
 {{- $args = append $args "--webhook-tls=/etc/gpustow-webhook" }}
 {{- $_ := set $extender "volumeMounts" (list (dict "name" "webhook-tls" "mountPath" "/etc/gpustow-webhook" "readOnly" true)) }}
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
-{{- end }}
 {{- end }}
 {{- include "gpustow.once" (dict "value" "extender.extraArgs" "args" (concat $extender.args $args) "extra" $values.extender.extraArgs) }}
 {{- $args = concat $args $values.extender.extraArgs }}
@@ -125,7 +109,8 @@
 {{- if eq $values.webhook.certificate "certManager" }}
 {{- $_ := set $object.metadata "annotations" (set ($object.metadata.annotations | default dict) "cert-manager.io/inject-ca-from" "gpustow-system/gpustow-webhook") }}
 {{- else if .authority }}
-{{- $_ := set (first $object.webhooks).clientConfig "caBundle" (b64enc .authority) }}
+{{- $authority := b64enc .authority }}
+{{- range $object.webhooks }}{{- $_ := set .clientConfig "caBundle" $authority }}{{- end }}
 {{- end }}
 {{- end }}
 {{- toYaml $object }}

@@ -69,7 +69,7 @@ async fn a_tenants_flood_of_pods_keeps_no_neighbour_out() -> Result<()> {
     // What can be written of annotations, on each.
     let large = (0..FLOOD / 10).map(|index| {
         let pod = tenant.pod(&format!("large-{index}")).gpu_mem(CARD + 1);
-        pod.annotation("example.com/large", &"y".repeat(250_000))
+        pod.annotation("example.com/large", &"y".repeat(200_000))
     });
     create(&tenant, large).await?;
     neighbours_are_served(&neighbour, "the largest annotations").await?;

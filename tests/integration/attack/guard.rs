@@ -78,7 +78,7 @@ async fn a_tenant_sees_no_gpu_where_the_guard_is() -> Result<()> {
             &case,
             "a resource that no node has",
             none(),
-            on_node(limited("a", "nvidia.com/none", "1")),
+            on_node(limited("a", "nvidia.com/mig-1g.10gb", "1")),
             Refused("spec.nodeName: the scheduler gives the node"),
         )?,
         create(

@@ -182,8 +182,7 @@ async fn each_key_is_its_writers_whoever_tries_and_by_whatever_door() -> Result<
     )
     .await?;
     let of_scheduler = |door, key: &str| match door {
-        // It creates placeholders alone.
-        Create => Refused("denied request"),
+        Create => ours(),
         Update => FORBIDDEN,
         Binding | LegacyBinding if key == names::CONFIRMED => ours(),
         Binding | LegacyBinding => Taken,
@@ -314,7 +313,7 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     let policies = "/apis/admissionregistration.k8s.io/v1";
     for kind in ["validatingadmissionpolicies", "mutatingadmissionpolicies"] {
         for kind in [kind.to_owned(), kind.replace("policies", "policybindings")] {
-            let policy = format!("{policies}/{kind}/gpustow-requests");
+            let policy = format!("{policies}/{kind}/gpustow-annotations");
             no("PATCH", policy.clone(), note(names::MADE_FOR, "9999.0.0"));
             no("DELETE", policy, Value::Null);
         }

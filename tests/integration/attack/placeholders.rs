@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane};
+use gpustow_testkit::{Case, ControlPlane, eventually};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use super::openapi::{Document, sample};
 use super::{Refused, Row, account, besieged, make, pods, row, run};
 use crate::agent_token::{agent_client, post};
 use crate::policies::asks;
-use crate::support::repository;
+use crate::support::{ACCOUNT, SOON, SYSTEM, repository};
 
 /// Fields whose value says nothing of what would run, or is another row's.
 const FREE: [&str; 8] = [
@@ -35,7 +35,21 @@ const FREE_OF_CONTAINER: [&str; 4] = [
 pub(crate) async fn provision(cluster: &ControlPlane) -> Result<()> {
     let path = repository("manifests/provision").display().to_string();
     cluster.kubectl(&["apply", "-k", &path]).await?;
-    Ok(())
+    let account = format!("--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let run = [
+        "run",
+        "probe",
+        "--image=probe",
+        "--dry-run=server",
+        &account,
+    ];
+    eventually(SOON, "the policy is in force", async || {
+        let said = cluster.kubectl(&run).await.err().context("created")?;
+        let said = format!("{said:#}");
+        ensure!(said.contains("creates no pods but placeholders"), "{said}");
+        Ok(())
+    })
+    .await
 }
 
 /// A placeholder as the extender writes it for the pod `waits`.

@@ -19,18 +19,17 @@ use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
 /// A control plane with a line; its controllers fill the roles that tenants have.
 async fn queued() -> Result<&'static ControlPlane> {
     static LINED: OnceCell<ControlPlane> = OnceCell::const_new();
-    let with = || queued_by("manifests/overlays/queue");
-    LINED.get_or_try_init(with).await
-}
-
-async fn queued_by(overlay: &str) -> Result<ControlPlane> {
-    let cluster = ControlPlane::start(Options {
-        controllers: true,
-        ..Options::default()
-    })
-    .await?;
-    install(&cluster, overlay).await?;
-    Ok(cluster)
+    LINED
+        .get_or_try_init(async || {
+            let cluster = ControlPlane::start(Options {
+                controllers: true,
+                ..Options::default()
+            })
+            .await?;
+            install(&cluster, "manifests/overlays/queue").await?;
+            Ok(cluster)
+        })
+        .await
 }
 
 /// The flag is one for the whole cluster.
@@ -107,12 +106,6 @@ async fn pods_are_queued_while_the_status_says_so_and_some_never() -> Result<()>
     let cluster = queued().await?;
     let _alone = ALONE.lock().await;
     some_stand_and_some_never(cluster).await
-}
-
-/// Where the API server changes pods by policies, the webhook may do it instead.
-#[tokio::test]
-async fn webhook_queues_the_pods_that_the_policy_queues() -> Result<()> {
-    some_stand_and_some_never(&queued_by("manifests/overlays/queue-webhook").await?).await
 }
 
 async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {

@@ -116,7 +116,7 @@ async fn why_says_where_the_amount_is_from() -> Result<()> {
     let mut pod = waiting("web-0", "");
     pod["metadata"]["annotations"] = json!({ "gpustow.dev/gpu-mem": "auto-p95" });
     objects.push(pod.clone());
-    // Without policies such a pod is created all the same.
+    // Without the webhook such a pod is created all the same.
     pod["metadata"]["name"] = json!("bare");
     pod["metadata"]["uid"] = json!("bare");
     pod["metadata"]["annotations"] = json!({ "gpustow.dev/gpu-mem": "auto" });
@@ -135,7 +135,7 @@ async fn why_says_where_the_amount_is_from() -> Result<()> {
         .map(|it| it.to_string());
     ensure!(
         said.as_ref()
-            .is_some_and(|it| it.contains("no policy gave the pod an amount")),
+            .is_some_and(|it| it.contains("admission gave the pod no amount")),
         "{said:?}"
     );
     Ok(())

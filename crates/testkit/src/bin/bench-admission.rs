@@ -1,45 +1,53 @@
-//! What the admission policies cost a CREATE: API servers with and without them, asked in turn. Every
-//! CREATE is a dry run: it is admitted, and not stored, so that the policies' share is as large as it gets.
+//! What admission costs a CREATE: API servers with nothing of gpustow's, with an earlier build's policies, with the webhook
+//! alone and with all that is installed now, asked in turn. Every CREATE is a dry run: it is admitted, and not stored, so that
+//! the share of admission is as large as it gets.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, eventually};
+use gpustow_testkit::{ControlPlane, Options, Process, Webhook, configure, eventually};
 use kube::Client;
 use serde_json::{Map, Value, json};
 
 /// For the manifests to be in force.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Measure what the admission policies cost pods that ask for gpu-mem and pods that do not.
+/// Measure what admission costs pods that request GPU memory and pods that do not.
 #[derive(Parser)]
 struct Args {
-    /// Builds of the manifests: name=kustomization, comma separated
-    #[arg(long, value_delimiter = ',', default_value = "now=manifests/base")]
-    policies: Vec<String>,
+    /// Kustomization of an earlier build, whose policies change pods
+    #[arg(long)]
+    earlier: Option<PathBuf>,
+    /// Kustomization of this build
+    #[arg(long, default_value = "manifests/base")]
+    now: PathBuf,
+    /// The gpustow binary that serves the webhook
+    #[arg(long, default_value = "target/release/gpustow")]
+    program: PathBuf,
     /// CREATEs of each pod on each API server, in turn
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 300)]
     rounds: usize,
     /// Seconds after which no further round of a pod begins
-    #[arg(long, default_value_t = 60)]
+    #[arg(long, default_value_t = 120)]
     patience: u64,
     /// Measure only pods whose name in the table holds this text
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "usual")]
     pod: String,
 }
 
-/// An API server with the policies of one build, or with none.
+/// An API server with one way of admission, or with none.
 struct Side {
-    name: String,
+    name: &'static str,
     client: Client,
     cluster: ControlPlane,
+    webhook: Option<Webhook>,
 }
 
 impl Side {
-    async fn start(name: &str, kustomization: Option<PathBuf>) -> Result<Side> {
+    async fn start(name: &'static str, kustomization: Option<&PathBuf>) -> Result<Side> {
         eprintln!("starting the control plane {name}");
         let cluster = ControlPlane::start(Options::default()).await?;
         let client = cluster.admin()?;
@@ -48,110 +56,154 @@ impl Side {
             cluster
                 .kubectl(&["apply", "--server-side", "-k", path])
                 .await?;
-            let wrong = pod(json!({ names::EPOCH: "1" }), 1, |_| json!({}));
-            eventually(SOON, "the policies are in force", async || {
-                match create(&client, &serde_json::to_vec(&wrong)?).await? {
-                    (_, true) => bail!("somebody may write {}", names::EPOCH),
-                    (_, false) => Ok(()),
-                }
-            })
-            .await?;
+            // As Helm installs it.
+            configure(&client, &[]).await?;
         }
         Ok(Side {
-            name: name.to_owned(),
+            name,
             client,
             cluster,
+            webhook: None,
         })
     }
 
-    /// What its API server has computed, all threads together, in milliseconds.
-    fn cpu(&self) -> Result<f64> {
-        let tasks = format!("/proc/{}/task", self.cluster.api_server.id());
-        let mut nanos = 0.0;
-        for task in std::fs::read_dir(tasks)? {
-            // A thread may end meanwhile.
-            let stat = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-            let first = stat.split_whitespace().next();
-            nanos += first.and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0);
-        }
-        Ok(nanos / 1e6)
+    /// Has the extender serve its API server.
+    async fn served(mut self, program: &Path) -> Result<Side> {
+        self.webhook = Some(Webhook::start(&self.cluster, program, &[]).await?);
+        Ok(self)
     }
 
-    /// One CREATE: milliseconds, the API server's CPU milliseconds, and whether the pod was admitted.
-    async fn create(&self, body: &[u8]) -> Result<(f64, f64, bool)> {
-        let before = self.cpu()?;
+    /// Without the policies that protect what gpustow writes.
+    async fn alone(self) -> Result<Side> {
+        let kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings";
+        self.cluster.kubectl(&["delete", kinds, "--all"]).await?;
+        Ok(self)
+    }
+
+    /// Waits until pods get what gpustow gives them.
+    async fn ready(&self) -> Result<()> {
+        let asking = serde_json::to_vec(&pod(
+            json!({}),
+            1,
+            |_| json!({ "resources": { "limits": { names::GPU_MEM: "1" } } }),
+        ))?;
+        eventually(SOON, "pods are admitted", async || {
+            let made = post(&self.client, &asking).await?;
+            let made: Value = serde_json::from_str(&made)?;
+            ensure!(
+                made["spec"]["schedulerName"] == names::SCHEDULER,
+                "not changed"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// One CREATE: milliseconds, CPU milliseconds of the API server and the extender, and whether the pod was admitted.
+    async fn create(&self, body: &[u8]) -> Result<([f64; 3], bool)> {
+        let extender = || self.webhook.as_ref().map_or(Ok(0.0), |it| cpu(&it.process));
+        let before = (cpu(&self.cluster.api_server)?, extender()?);
         let (ms, ok) = create(&self.client, body).await?;
-        Ok((ms, self.cpu()? - before, ok))
+        let after = (cpu(&self.cluster.api_server)?, extender()?);
+        Ok(([ms, after.0 - before.0, after.1 - before.1], ok))
     }
 }
 
-/// What CREATEs of one pod took on one side.
+/// What a process has computed, all threads together, in milliseconds.
+fn cpu(process: &Process) -> Result<f64> {
+    let mut nanos = 0.0;
+    for task in std::fs::read_dir(format!("/proc/{}/task", process.id()))? {
+        // A thread may end meanwhile.
+        let stat = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+        let first = stat.split_whitespace().next();
+        nanos += first.and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0);
+    }
+    Ok(nanos / 1e6)
+}
+
+/// What CREATEs of one pod took on one side: milliseconds, and CPU of API server and extender.
 #[derive(Default)]
 struct Took {
-    ms: Vec<f64>,
-    cpu: Vec<f64>,
+    columns: [Vec<f64>; 3],
     refused: bool,
+}
+
+async fn sides(args: &Args) -> Result<Vec<Side>> {
+    let mut sides = vec![Side::start("nothing", None).await?];
+    if let Some(earlier) = &args.earlier {
+        sides.push(Side::start("earlier policies", Some(earlier)).await?);
+    }
+    let now = Some(&args.now);
+    let alone = Side::start("webhook alone", now).await?.alone().await?;
+    sides.push(alone.served(&args.program).await?);
+    let all = Side::start("webhook and policies", now).await?;
+    sides.push(all.served(&args.program).await?);
+    for side in &sides[1..] {
+        side.ready().await?;
+    }
+    Ok(sides)
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let mut sides = vec![Side::start("without", None).await?];
-    for policies in &args.policies {
-        let (name, path) = policies.split_once('=').context("--policies NAME=PATH")?;
-        sides.push(Side::start(name, Some(path.into())).await?);
-    }
-    let heads = sides.iter().skip(1);
-    let heads = heads.map(|side| format!(" {} | CPU | CPU ratio |", side.name));
+    let sides = sides(&args).await?;
     println!(
-        "| pod | rounds | without | CPU |{}",
-        heads.collect::<String>()
+        "| pod | installed | rounds | wall p50 / p99 | CPU of the API server | ÷ nothing | CPU of the extender |"
     );
-    println!(
-        "|---|---|---|---|{}",
-        "---|---|---|".repeat(sides.len() - 1)
-    );
+    println!("|---|---|---|---|---|---|---|");
     for (what, pod) in pods() {
         if !what.contains(&args.pod) {
             continue;
         }
         let body = serde_json::to_vec(&pod)?;
-        let mut took: Vec<Took> = sides.iter().map(|_| Took::default()).collect();
-        let began = Instant::now();
-        for round in 0..=args.rounds {
-            // Each goes first as often as the others.
-            let first = round % sides.len();
-            for index in (first..sides.len()).chain(0..first) {
-                let (ms, cpu, ok) = sides[index].create(&body).await?;
-                let took = &mut took[index];
-                took.refused = !ok;
-                // The first round is not counted: expressions and connections are warm then.
-                if round > 0 {
-                    took.ms.push(ms);
-                    took.cpu.push(cpu);
-                }
-            }
-            if round > 0 && began.elapsed() > Duration::from_secs(args.patience) {
-                break;
-            }
-        }
-        for took in &mut took {
-            took.ms.sort_by(f64::total_cmp);
-            took.cpu.sort_by(f64::total_cmp);
-        }
-        let base = at(&took[0].cpu, 0.5);
-        let columns = took.iter().enumerate().map(|(index, took)| {
+        let took = measure(&args, &sides, &body).await?;
+        let base = at(&took[0].columns[1], 0.5);
+        for (side, took) in sides.iter().zip(&took) {
+            let [wall, api_server, extender] = &took.columns;
             let refused = if took.refused { "refused, " } else { "" };
-            let mut text = format!(" {refused}{} | {} |", spread(&took.ms), spread(&took.cpu));
-            if index > 0 {
-                text += &format!(" {:.2} |", at(&took.cpu, 0.5) / base);
-            }
-            text
-        });
-        let columns = columns.collect::<String>();
-        println!("| {what} | {} |{columns}", took[0].ms.len());
+            println!(
+                "| {what} | {} | {} | {refused}{:.1} / {:.1} | {} | {:.2} | {} |",
+                side.name,
+                wall.len(),
+                at(wall, 0.5),
+                at(wall, 0.99),
+                spread(api_server),
+                at(api_server, 0.5) / base,
+                match side.webhook {
+                    Some(_) => spread(extender),
+                    None => String::new(),
+                }
+            );
+        }
     }
     Ok(())
+}
+
+/// Asks each side in turn.
+async fn measure(args: &Args, sides: &[Side], body: &[u8]) -> Result<Vec<Took>> {
+    let mut took: Vec<Took> = sides.iter().map(|_| Took::default()).collect();
+    let began = Instant::now();
+    for round in 0..=args.rounds {
+        // Each goes first as often as the others.
+        let first = round % sides.len();
+        for index in (first..sides.len()).chain(0..first) {
+            let (measured, ok) = sides[index].create(body).await?;
+            let took = &mut took[index];
+            took.refused = !ok;
+            // The first round is not counted: expressions and connections are warm then.
+            if round > 0 {
+                let columns = took.columns.iter_mut().zip(measured);
+                columns.for_each(|(column, it)| column.push(it));
+            }
+        }
+        if round > 0 && began.elapsed() > Duration::from_secs(args.patience) {
+            break;
+        }
+    }
+    let columns = took.iter_mut().flat_map(|took| &mut took.columns);
+    columns.for_each(|column| column.sort_by(f64::total_cmp));
+    Ok(took)
 }
 
 /// Median and quartiles of sorted times.
@@ -168,24 +220,44 @@ fn at(took: &[f64], q: f64) -> f64 {
 
 /// Milliseconds, and whether the pod was admitted.
 async fn create(client: &Client, body: &[u8]) -> Result<(f64, bool)> {
-    let request = hyper::Request::post("/api/v1/namespaces/default/pods?dryRun=All")
-        .header("content-type", "application/json")
-        .body(body.to_vec())?;
     let began = Instant::now();
-    let answer = client.request_text(request).await;
+    let answer = post(client, body).await;
     let took = began.elapsed().as_secs_f64() * 1e3;
     match answer {
         Ok(_) => Ok((took, true)),
         Err(kube::Error::Api(_)) => Ok((took, false)),
-        Err(error) => Err(error.into()),
+        Err(error) => bail!(error),
     }
+}
+
+async fn post(client: &Client, body: &[u8]) -> kube::Result<String> {
+    let request = hyper::Request::post("/api/v1/namespaces/default/pods?dryRun=All")
+        .header("content-type", "application/json")
+        .body(body.to_vec())
+        .map_err(kube::Error::HttpError)?;
+    client.request_text(request).await
 }
 
 /// What is created: pods that ask for nothing, then pods that ask.
 fn pods() -> Vec<(String, Value)> {
     let plain = |_| json!({});
     let asks = |_| json!({ "resources": { "limits": { names::GPU_MEM: "1" } } });
-    let mut pods = Vec::new();
+    let usual = |asks: bool| {
+        let probe = json!({ "httpGet": { "path": "/healthz", "port": 8080 } });
+        let limits = |index| match (asks, index) {
+            (true, 0) => json!({ "cpu": "1", "memory": "1Gi", names::GPU_MEM: "1" }),
+            _ => json!({ "cpu": "1", "memory": "1Gi" }),
+        };
+        let container = |index| {
+            json!({ "env": variables(10), "readinessProbe": probe, "livenessProbe": probe,
+                "resources": { "limits": limits(index) } })
+        };
+        pod(json!({ "team": "a" }), 2, container)
+    };
+    let mut pods = vec![
+        ("usual, requests nothing".to_owned(), usual(false)),
+        ("usual, requests GPU memory".to_owned(), usual(true)),
+    ];
     for count in [0, 1_000, 10_000, 40_000] {
         let what = format!("asks for nothing, {count} annotations");
         pods.push((what, pod(chaff(count), 1, plain)));

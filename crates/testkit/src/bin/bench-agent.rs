@@ -11,7 +11,7 @@ use gpustow_api::{GpuNode, names};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
     Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
-    built, eventually, gpu_node, pod, wait_bound, wait_refused,
+    Webhook, built, eventually, gpu_node, pod, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -149,6 +149,7 @@ async fn main() -> Result<()> {
     cluster
         .kubectl(&["apply", "--server-side", "-k", base])
         .await?;
+    Webhook::keep(&cluster, &gpustow).await?;
     cluster.install_bare().await?;
     let client = cluster.admin()?;
     let mut host = Host::new(cluster.dir().join("host"), &library)?;

@@ -21,8 +21,8 @@ use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
-    eventually, gpu_node, pod,
+    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, Webhook,
+    built, eventually, gpu_node, pod,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -164,6 +164,7 @@ async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result
     cluster
         .kubectl(&["scale", "--replicas=0", &deployment, &namespace])
         .await?;
+    Webhook::keep(cluster, &args.gpustow).await?;
     let served = async || cluster.kubectl(&["get", "gpunodes"]).await;
     eventually(SOON, "GpuNodes are served", served).await?;
     let probe = pod("default", "probe").scheduler("default-scheduler");
@@ -172,7 +173,7 @@ async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result
         dry_run: true,
         ..PostParams::default()
     };
-    eventually(SOON, "the admission policies are in force", async || {
+    eventually(SOON, "pods are admitted", async || {
         let pods = Api::<Pod>::namespaced(client.clone(), "default");
         let pod = pods.create(&dry_run, &probe).await?;
         let scheduler = pod.spec.and_then(|spec| spec.scheduler_name);

@@ -16,7 +16,7 @@ use gpustow_api::GpuNode;
 use gpustow_testkit::builders::GpuNodeBuilder;
 use gpustow_testkit::{
     Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler,
-    SchedulerConfig, built, check_cluster, eventually,
+    SchedulerConfig, Webhook, built, check_cluster, eventually,
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -102,6 +102,7 @@ async fn main() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let overlay = "manifests/overlays/queue";
     cluster.kubectl(&["apply", "-k", overlay]).await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let proxy = ApiProxy::start(&cluster).await?;
     let account = ("gpustow-system", "gpustow-scheduler");
     let through = cluster.kubeconfig(account.0, account.1, Some(proxy.url()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, Options, PodBuilder, Scheduler, eventually, wait_pods,
+    Case, ControlPlane, Extender, Options, PodBuilder, Scheduler, Webhook, eventually, wait_pods,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -27,6 +27,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let case = Case::new(&cluster, "bench").await?;
     for node in 0..nodes {
         let name = format!("n{node:05}");

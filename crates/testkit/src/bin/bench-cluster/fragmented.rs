@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Case, ControlPlane, Options, Scheduler, quantile, sorted, wait_bound, wait_pods,
+    Case, ControlPlane, Options, Scheduler, Webhook, quantile, sorted, wait_bound, wait_pods,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -26,6 +26,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
         "metadata": { "name": CLASS }, "value": 1000,

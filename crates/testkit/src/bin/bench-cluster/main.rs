@@ -20,8 +20,8 @@ use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
-    quantile,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, Webhook,
+    built, quantile,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -164,6 +164,7 @@ async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
     cluster
         .kubectl(&["apply", "-k", &core.display().to_string()])
         .await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let case = Case::new(&cluster, "bench").await?;
     let made = stream::iter(0..nodes).map(|node| {
         let case = &case;

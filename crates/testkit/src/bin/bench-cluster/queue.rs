@@ -13,7 +13,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::config::{self, QueueMode};
 use gpustow_api::{GpustowConfig, QueueFrom, names};
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, Options, Scheduler, eventually, median, quantile, sorted, spread,
+    Case, ControlPlane, Extender, Options, Scheduler, Webhook, eventually, median, quantile,
+    sorted, spread,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -106,6 +107,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let case = Case::new(&cluster, "bench").await?;
     stream::iter(0..nodes)
         .map(|node| {

@@ -2,7 +2,9 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{Assignment, names};
-use gpustow_testkit::{Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig, get};
+use gpustow_testkit::{
+    Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig, Webhook, get,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use tokio::task::JoinSet;
@@ -46,6 +48,8 @@ pub(crate) async fn with_gpustow(site: &Site<'_>) -> Result<Running> {
         config: Some(Vec::new()),
         ..ExtenderOptions::default()
     };
+    // Replicas that do not lead admit pods, too.
+    let webhook = Webhook::start(cluster, &site.args.gpustow, &[]).await?;
     let extender = Extender::start(cluster, &site.args.gpustow, &kubeconfig, options).await?;
     let config = config(site)?.with_extender(&extender.url)?;
     let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
@@ -53,6 +57,7 @@ pub(crate) async fn with_gpustow(site: &Site<'_>) -> Result<Running> {
         processes: vec![
             ("kube-scheduler", scheduler.process),
             ("gpustow", extender.process),
+            ("webhook", webhook.process),
         ],
         extender: Some(extender.health_url),
         _players: JoinSet::new(),

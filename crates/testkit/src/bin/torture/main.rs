@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{Case, ControlPlane, Options, built, kubernetes_minor};
+use gpustow_testkit::{Case, ControlPlane, Options, Webhook, built, kubernetes_minor};
 use tokio::time::sleep;
 
 use faults::{Builds, Happened, Ours, Theirs};
@@ -77,6 +77,7 @@ async fn main() -> Result<()> {
     cluster
         .kubectl(&["apply", "-k", "manifests/overlays/queue"])
         .await?;
+    Webhook::keep(&cluster, &args.gpustow).await?;
     let clock = machine::clock(cluster.dir())?;
     let mut machines = Vec::new();
     for name in ["left", "right"] {

@@ -1,0 +1,415 @@
+//! Requests of other GPU sharers, translated when pods are created in a namespace whose label names the sharer.
+
+use std::collections::BTreeMap;
+
+use gpustow_api::{BadRequest, names};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+use strum::{EnumString, IntoStaticStr, VariantNames};
+
+use crate::Patch;
+use crate::containers::{all, bad, field, limit, name, note, notes, whole};
+use crate::strangers;
+
+/// MiB of a GPU of which nothing is known.
+const LEAST_MIB: u64 = 1024;
+const HAMI_MEMORY: &str = "nvidia.com/gpumem";
+const HAMI_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
+const HAMI_CORES: &str = "nvidia.com/gpucores";
+const HAMI_PLACED: &str = "hami.io/vgpu-devices-allocated";
+const VOLCANO_GPUS: &str = "volcano.sh/vgpu-number";
+const VOLCANO_MEMORY: &str = "volcano.sh/vgpu-memory";
+const VOLCANO_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
+const VOLCANO_CORES: &str = "volcano.sh/vgpu-cores";
+/// HAMi's annotations that choose GPUs, gpustow's, and what stands before and after each entry.
+pub(crate) const CHOICES: [(&str, &str, &str); 4] = [
+    ("nvidia.com/use-gputype", names::GPU_MODELS, "*"),
+    ("nvidia.com/nouse-gputype", names::NOT_GPU_MODELS, "*"),
+    ("nvidia.com/use-gpuuuid", names::GPU_UUIDS, ""),
+    ("nvidia.com/nouse-gpuuuid", names::NOT_GPU_UUIDS, ""),
+];
+
+/// A GPU sharer whose requests are translated, by the value of [`names::ADOPT_LABEL`].
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr, VariantNames,
+)]
+#[strum(serialize_all = "lowercase")]
+pub enum Sharer {
+    /// Aliyun's gpushare.
+    Gpushare,
+    /// HAMi.
+    Hami,
+    /// Volcano's vGPU.
+    Volcano,
+    /// Whole GPUs of NVIDIA's device plugin.
+    Whole,
+}
+
+impl Sharer {
+    /// The sharer that answers what a pod requests. HAMi's pods that request whole GPUs look like those of NVIDIA's
+    /// device plugin until HAMi has placed them.
+    #[must_use]
+    pub fn of(pod: &Value) -> Option<Self> {
+        let requests = |key: &str| all(pod).any(|(_, it)| limit(it, key).is_some());
+        if requests(names::GPUSHARE_MEM) {
+            Some(Self::Gpushare)
+        } else if requests(VOLCANO_GPUS) {
+            Some(Self::Volcano)
+        } else if requests(HAMI_MEMORY) || requests(HAMI_PERCENTAGE) || requests(HAMI_CORES) {
+            Some(Self::Hami)
+        } else {
+            let is_hamis = note(pod, HAMI_PLACED).is_some();
+            let whole = if is_hamis { Self::Hami } else { Self::Whole };
+            requests(names::NVIDIA_GPU).then_some(whole)
+        }
+    }
+
+    /// Its name as people write it.
+    pub(crate) fn called(self) -> &'static str {
+        match self {
+            Self::Gpushare => "gpushare",
+            Self::Hami => "HAMi",
+            Self::Volcano => "Volcano",
+            Self::Whole => "NVIDIA's device plugin",
+        }
+    }
+
+    /// The resources that the translation replaces.
+    pub(crate) fn replaced(self) -> &'static [&'static str] {
+        match self {
+            Self::Gpushare => &[names::GPUSHARE_MEM, "aliyun.com/gpu-count"],
+            Self::Hami => &[
+                names::NVIDIA_GPU,
+                HAMI_MEMORY,
+                HAMI_PERCENTAGE,
+                HAMI_CORES,
+                "nvidia.com/priority",
+            ],
+            Self::Volcano => &[
+                VOLCANO_GPUS,
+                VOLCANO_MEMORY,
+                VOLCANO_PERCENTAGE,
+                VOLCANO_CORES,
+            ],
+            Self::Whole => &[names::NVIDIA_GPU],
+        }
+    }
+
+    /// What limits compute, which gpustow does not, and the scheduler that pods name.
+    fn leaves(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Hami => (HAMI_CORES, "hami-scheduler"),
+            Self::Volcano => (VOLCANO_CORES, "volcano"),
+            Self::Gpushare | Self::Whole => ("", ""),
+        }
+    }
+}
+
+/// How a namespace's requests are translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Whose they are.
+    pub sharer: Sharer,
+    /// MiB of one of its units of memory.
+    pub mib_per_unit: u64,
+    /// MiB that each GPU has at least, if that is known.
+    pub mib_per_gpu: Option<u64>,
+    /// MiB of each GPU that HAMi gives to a pod that requests GPUs alone. Without it, such a pod gets whole GPUs.
+    pub default_mib: Option<u64>,
+}
+
+impl Terms {
+    /// Those of a sharer in its usual units.
+    #[must_use]
+    pub fn usual(sharer: Sharer) -> Self {
+        let mib_per_unit = if sharer == Sharer::Gpushare { 1024 } else { 1 };
+        Self {
+            sharer,
+            mib_per_unit,
+            mib_per_gpu: None,
+            default_mib: None,
+        }
+    }
+
+    /// What a namespace's labels say; `None` if they name no sharer.
+    ///
+    /// # Errors
+    /// The label that cannot be read, and what to write.
+    pub fn of(namespace: &ObjectMeta) -> Result<Option<Self>, BadRequest> {
+        let none = BTreeMap::new();
+        let labels = namespace.labels.as_ref().unwrap_or(&none);
+        let Some(word) = labels.get(names::ADOPT_LABEL) else {
+            return Ok(None);
+        };
+        let bad = |key: &str, problem: String| bad(format!("namespace label {key}"), problem);
+        let sharer: Sharer = word.parse().map_err(|_| {
+            let all = Sharer::VARIANTS.join(", ");
+            let problem = format!(
+                "{word} is no sharer whose requests gpustow translates: write one of {all}"
+            );
+            bad(names::ADOPT_LABEL, problem)
+        })?;
+        let number = |key: &str| {
+            let said = labels.get(key).map(String::as_str);
+            said.map(|it| {
+                let problem = || format!("{it:?} is no number of MiB: write it like 40960");
+                number(it).ok_or_else(|| bad(key, problem()))
+            })
+            .transpose()
+        };
+        let mut terms = Self::usual(sharer);
+        if let Some(unit) = labels.get(names::ADOPT_UNIT_LABEL) {
+            terms.mib_per_unit = unit_of(unit).ok_or_else(|| {
+                let problem =
+                    format!("{unit:?} is no unit: write MiB, GiB, or a number of MiB as 10MiB");
+                bad(names::ADOPT_UNIT_LABEL, problem)
+            })?;
+        }
+        terms.mib_per_gpu = number(names::ADOPT_MIB_LABEL)?;
+        terms.default_mib = number(names::ADOPT_DEFAULT_LABEL)?;
+        Ok(Some(terms))
+    }
+}
+
+/// A number of MiB in a label.
+fn number(text: &str) -> Option<u64> {
+    let is_number = text.bytes().all(|it| it.is_ascii_digit());
+    let is_number = is_number && !text.starts_with('0') && text.len() <= 7;
+    text.parse().ok().filter(|_| is_number)
+}
+
+/// The MiB of a unit.
+#[must_use]
+pub fn unit_of(text: &str) -> Option<u64> {
+    match text {
+        "MiB" => Some(1),
+        "GiB" => Some(1024),
+        other => number(other.strip_suffix("MiB")?),
+    }
+}
+
+/// Does a container request what another sharer answers?
+#[must_use]
+pub fn has_foreign_resources(pod: &Value) -> bool {
+    strangers::resources(pod).any(|(_, key)| strangers::is_foreign(key))
+}
+
+/// Does it, or says a key of the pod something to one?
+pub(crate) fn has_foreign_keys(pod: &Value) -> bool {
+    let meta = &pod["metadata"];
+    let keys = ["annotations", "labels"].map(|list| meta[list].as_object());
+    let mut keys = keys.into_iter().flatten().flat_map(|list| list.keys());
+    has_foreign_resources(pod) || keys.any(|key| strangers::is_foreign(key))
+}
+
+/// What one container requests of the other sharer.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    gpus: u64,
+    /// MiB of all of them.
+    mib: u64,
+    /// Hundredths of each of them, if that was asked for.
+    percentage: u64,
+    whole: bool,
+    /// The number that was written, in gpushare's unit.
+    units: u64,
+}
+
+/// Makes gpustow's request of another sharer's.
+///
+/// # Errors
+/// Which request is not translated, and what to write.
+pub(crate) fn translate(
+    patch: &mut Patch,
+    warnings: &mut Vec<String>,
+    terms: Terms,
+    resource: &str,
+) -> Result<(), BadRequest> {
+    let mut wishes = Vec::new();
+    for (path, it) in all(&patch.pod) {
+        if let Some(wish) = wish(&path, it, terms, resource)? {
+            wishes.push((path, name(it).to_owned(), wish));
+        }
+    }
+    if !wishes.is_empty() {
+        judge(&patch.pod, terms.sharer, &wishes, resource)?;
+        change(patch, terms.sharer, &wishes, resource);
+        let adopted = note(&patch.pod, names::ADOPTED).unwrap_or_default();
+        if adopted.contains(", without ") {
+            warnings.push(format!(
+                "gpustow does not limit compute: the pod was translated as {adopted}"
+            ));
+        }
+    }
+    strangers::of_sharer(&patch.pod, terms.sharer, resource, warnings)
+}
+
+fn wish(path: &str, it: &Value, terms: Terms, resource: &str) -> Result<Option<Wish>, BadRequest> {
+    let asks = |key: &str| limit(it, key).is_some();
+    let at = |key: &str| format!("{}.resources.limits[{key}]", field(path));
+    let number = |key: &str| match limit(it, key) {
+        None => Ok(0),
+        Some(amount) => whole(amount).ok_or_else(|| {
+            let said = amount.as_str().unwrap_or_default();
+            bad(
+                at(key),
+                format!("{said:?} is not a whole number: write one"),
+            )
+        }),
+    };
+    let (gpus, memory, percentage) = match terms.sharer {
+        Sharer::Gpushare => (names::GPUSHARE_MEM, names::GPUSHARE_MEM, ""),
+        Sharer::Hami => (names::NVIDIA_GPU, HAMI_MEMORY, HAMI_PERCENTAGE),
+        Sharer::Volcano => (VOLCANO_GPUS, VOLCANO_MEMORY, VOLCANO_PERCENTAGE),
+        Sharer::Whole => (names::NVIDIA_GPU, "", ""),
+    };
+    let mut asked = [gpus, memory, percentage].into_iter();
+    let first = match terms.sharer {
+        Sharer::Volcano => asked.next().filter(|key| asks(key)),
+        _ => asked.find(|key| asks(key)),
+    };
+    let Some(first) = first else {
+        return Ok(None);
+    };
+    if asks(resource) {
+        let problem =
+            format!("a container asks either for this or for {resource}: remove one of them");
+        return Err(bad(at(first), problem));
+    }
+    let units = number(memory)?;
+    let gpus = match terms.sharer {
+        Sharer::Gpushare => 1,
+        _ => number(gpus)?.max(1),
+    };
+    let per_gpu = terms.mib_per_gpu.unwrap_or(LEAST_MIB);
+    let part = limit(it, percentage).filter(|it| **it != "100");
+    let (each, percentage, is_whole) = match (units, part) {
+        (0, None) => match terms.default_mib.filter(|_| terms.sharer == Sharer::Hami) {
+            Some(mib) if limit(it, percentage).is_none() => (mib, 0, false),
+            _ => (per_gpu, 0, true),
+        },
+        (0, Some(part)) => {
+            let part = whole(part).filter(|it| (1..100).contains(it));
+            let part =
+                part.ok_or_else(|| untranslatable(at(percentage), terms.sharer, resource))?;
+            ((per_gpu * part / 100).max(1), part, false)
+        }
+        (units, _) => (units.saturating_mul(terms.mib_per_unit), 0, false),
+    };
+    Ok(Some(Wish {
+        gpus,
+        mib: gpus.saturating_mul(each),
+        percentage,
+        whole: is_whole,
+        units,
+    }))
+}
+
+/// Why a request of HAMi or Volcano is refused.
+fn untranslatable(field: String, sharer: Sharer, resource: &str) -> BadRequest {
+    let grouped = match sharer {
+        Sharer::Volcano => "of a pod of a PodGroup, ",
+        _ => "",
+    };
+    let instead = match sharer {
+        Sharer::Volcano => ", or leave the pod to Volcano in another namespace",
+        _ => " instead",
+    };
+    let problem = format!(
+        "gpustow cannot translate a request of {} for whole GPUs in one container and memory in another, {grouped}or for a \
+         percentage that is not 1 to 100: write {resource}{instead}",
+        sharer.called()
+    );
+    bad(field, problem)
+}
+
+/// Refuses pods that would be placed wrongly.
+fn judge(
+    pod: &Value,
+    sharer: Sharer,
+    wishes: &[(String, String, Wish)],
+    resource: &str,
+) -> Result<(), BadRequest> {
+    let mut whole = wishes.iter().map(|(_, _, wish)| wish.whole);
+    let first = whole.next();
+    if whole.any(|it| Some(it) != first) {
+        return Err(untranslatable(
+            "spec.containers".to_owned(),
+            sharer,
+            resource,
+        ));
+    }
+    let group = "scheduling.k8s.io/group-name";
+    let grouped = note(pod, group).is_some_and(|it| !it.is_empty());
+    match sharer == Sharer::Volcano && grouped {
+        true => Err(untranslatable(
+            format!("metadata.annotations[{group}]"),
+            sharer,
+            resource,
+        )),
+        false => Ok(()),
+    }
+}
+
+fn change(patch: &mut Patch, sharer: Sharer, wishes: &[(String, String, Wish)], resource: &str) {
+    let (cores, scheduler) = sharer.leaves();
+    let word: &str = sharer.into();
+    let adopted = match all(&patch.pod).any(|(_, it)| limit(it, cores).is_some()) {
+        true => format!("{word}, without {cores}"),
+        false => word.to_owned(),
+    };
+    patch.annotate(names::ADOPTED, &adopted);
+    if wishes.iter().all(|(_, _, wish)| wish.whole) {
+        patch.annotate(names::EXCLUSIVE, "true");
+    }
+    if matches!(sharer, Sharer::Hami | Sharer::Volcano) {
+        choose(patch);
+    }
+    if patch.pod["spec"]["schedulerName"] == scheduler {
+        patch.set("/spec", "schedulerName", json!("default-scheduler"));
+    }
+    let of_pod: u64 = wishes
+        .iter()
+        .fold(0, |all, (_, _, it)| all.saturating_add(it.units));
+    for (path, own, wish) in wishes {
+        if wish.gpus > 1 {
+            let key = format!("{}{own}", names::GPU_COUNT_OF);
+            patch.annotate(&key, &wish.gpus.to_string());
+        }
+        if wish.percentage > 0 {
+            let key = format!("{}{own}", names::GPU_MEM_PERCENTAGE_OF);
+            patch.annotate(&key, &wish.percentage.to_string());
+        }
+        for list in ["limits", "requests"] {
+            for key in sharer.replaced() {
+                patch.take(&format!("{path}/resources/{list}"), key);
+            }
+        }
+        patch.request(path, resource, wish.mib);
+        if sharer == Sharer::Gpushare {
+            // Programs find the amounts in the variables that gpushare gives them, in its unit.
+            let own = wish.units.to_string();
+            patch.give_text(path, "ALIYUN_COM_GPU_MEM_CONTAINER", &own);
+            patch.give_text(path, "ALIYUN_COM_GPU_MEM_POD", &of_pod.to_string());
+        }
+    }
+}
+
+/// Says in gpustow's annotations which GPUs HAMi's choose. HAMi's names of models begin with the maker's twice.
+fn choose(patch: &mut Patch) {
+    let notes = notes(&patch.pod);
+    for (theirs, ours, around) in CHOICES {
+        let Some(value) = notes.get(theirs).filter(|_| !notes.contains_key(ours)) else {
+            continue;
+        };
+        let entries = value.split(',').map(str::trim);
+        let entries = entries.filter(|it| !it.is_empty()).map(|it| {
+            let name = it.strip_prefix("NVIDIA-").unwrap_or(it);
+            format!("{around}{name}{around}")
+        });
+        let entries = entries.collect::<Vec<_>>().join(",");
+        if !entries.is_empty() {
+            patch.annotate(ours, &entries);
+        }
+    }
+}

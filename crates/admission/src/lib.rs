@@ -1,0 +1,157 @@
+//! What becomes of a pod when it is created, what its author is warned of, and why it is refused: one function, which
+//! the extender's webhook and the plugin call. It knows no client, no clock and no policy of the API server.
+//!
+//! It works on the pod as it came, so that fields stay that this version does not know.
+
+pub mod adopt;
+pub mod auto;
+mod containers;
+mod gate;
+mod give;
+mod judge;
+pub mod keys;
+mod mps;
+mod patch;
+mod strangers;
+pub mod template;
+mod update;
+
+use gpustow_api::config::GpustowConfigSpec;
+use gpustow_api::{BadRequest, GpuWorkload, QueueFrom, names};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+use containers::{asks, is_bounded, note};
+pub use patch::Patch;
+
+/// The most containers of all kinds that are looked at.
+pub const MAX_CONTAINERS: usize = 256;
+/// The most environment variables and limits in all of them.
+pub const MAX_VARIABLES: usize = 2048;
+/// The most annotations of a pod that requests GPU memory.
+pub const MAX_ANNOTATIONS: usize = 256;
+
+/// How this cluster admits pods.
+#[derive(Clone, Copy, Debug)]
+pub struct Cluster<'a> {
+    /// What GPU memory is called here.
+    pub resource: &'a str,
+    /// What the administrator decides.
+    pub spec: &'a GpustowConfigSpec,
+    /// Which new pods are queued.
+    pub queue_from: &'a [QueueFrom],
+}
+
+/// What the API server is asked to do.
+#[derive(Clone, Copy, Debug)]
+pub enum Act<'a> {
+    /// Create the pod.
+    Create,
+    /// Change annotations of a pod.
+    Annotate {
+        /// The pod as it is.
+        before: &'a Value,
+        /// Whoever asks may change the limits of pods that run.
+        resizes: bool,
+    },
+    /// Add ephemeral containers to a pod.
+    Debug {
+        /// The pod as it is.
+        before: &'a Value,
+    },
+}
+
+/// One request to the API server.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The pod as it would be.
+    pub pod: &'a Value,
+    /// What is asked.
+    pub act: Act<'a>,
+    /// Who asks.
+    pub user: &'a str,
+}
+
+/// A pod that is admitted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Admitted {
+    /// The pod with all changes.
+    pub pod: Value,
+    /// The changes, as a JSON patch.
+    pub patch: Vec<Value>,
+    /// For its author.
+    pub warnings: Vec<String>,
+}
+
+/// Does the answer depend on the labels and annotations of the pod's namespace?
+#[must_use]
+pub fn reads_namespace(pod: &Value, cluster: Cluster<'_>) -> bool {
+    let gated = gate::is_gated(pod) || !cluster.queue_from.is_empty();
+    gated || auto::wants(pod, cluster.resource) || adopt::has_foreign_keys(pod)
+}
+
+/// What becomes of the pod in this namespace. `history` is that of the pod's workload ([`auto::workload`]).
+///
+/// # Errors
+/// [`BadRequest`] names the field, what is wrong there, and what to write.
+pub fn admit(
+    ask: Ask<'_>,
+    cluster: Cluster<'_>,
+    namespace: &ObjectMeta,
+    history: Option<&GpuWorkload>,
+) -> Result<Admitted, BadRequest> {
+    let mut patch = Patch::new(ask.pod);
+    let mut warnings = Vec::new();
+    match ask.act {
+        Act::Create => {
+            judge::forged(ask.pod, cluster.resource)?;
+            judge::bounded(ask.pod)?;
+            let adopted = adopt::Terms::of(namespace)?;
+            if let Some(terms) = adopted {
+                adopt::translate(&mut patch, &mut warnings, terms, cluster.resource)?;
+            }
+            strangers::of_ours(&patch.pod, cluster.resource, &mut warnings)?;
+            auto::admit(&mut patch, namespace, history, cluster.resource)?;
+            if asks(&patch.pod, cluster.resource) {
+                give::devices(&mut patch, cluster.resource);
+                give::defaults(&mut patch, cluster);
+                judge::created(&patch.pod, ask.user, cluster)?;
+                gate::give(&mut patch, namespace, cluster);
+            } else {
+                gate::refuse(&patch.pod, namespace)?;
+                warnings.extend(keys::idle(&patch.pod, cluster.resource));
+            }
+            let notes = containers::notes(&patch.pod);
+            let ahead = keys::ahead(&notes).into_iter();
+            warnings.extend(ahead.map(|key| {
+                format!("metadata.annotations[{key}]: this version of gpustow does not know it")
+            }));
+        }
+        Act::Annotate { before, resizes } => {
+            update::judge(ask.pod, before, resizes, cluster)?;
+        }
+        Act::Debug { before } if asks(ask.pod, cluster.resource) => {
+            judge::bounded(ask.pod)?;
+            give::void(&mut patch, before);
+            judge::debugged(&patch.pod, before, cluster.resource)?;
+        }
+        Act::Debug { .. } => {}
+    }
+    Ok(Admitted {
+        pod: patch.pod,
+        patch: patch.operations,
+        warnings,
+    })
+}
+
+/// Is the pod small enough to be looked at?
+#[must_use]
+pub fn may_be_read(pod: &Value) -> bool {
+    is_bounded(pod)
+}
+
+/// Where the translation left something out, in the words of the annotation.
+#[must_use]
+pub fn adopted(pod: &Value) -> Option<&str> {
+    note(pod, names::ADOPTED)
+}

@@ -1,0 +1,105 @@
+//! What a pod requests by its annotations, once it has been created.
+
+use gpustow_api::limit::Enforce;
+use gpustow_api::{BadRequest, names};
+use serde_json::Value;
+
+use crate::containers::{all, asks, bad, name, note, wants};
+use crate::{Cluster, judge};
+
+/// What users say by annotations and may not change on a pod that has its GPUs. Not `asleep`, which they change while the pod
+/// runs.
+const KEYS: [&str; 16] = [
+    names::GPU_COUNT,
+    names::GPU_MEM_PERCENTAGE,
+    names::COMPUTE_PERCENT,
+    names::ISOLATION,
+    names::EXCLUSIVE,
+    names::POLICY,
+    names::MEM_LIMIT,
+    names::ENFORCE,
+    names::RECLAIM_ACTION,
+    names::EVICTABLE,
+    names::GPU_MODELS,
+    names::NOT_GPU_MODELS,
+    names::GPU_UUIDS,
+    names::NOT_GPU_UUIDS,
+    names::GPU_AFFINITY,
+    names::GPU_ANTI_AFFINITY,
+];
+const KEYS_OF: [&str; 3] = [
+    names::GPU_COUNT_OF,
+    names::GPU_MEM_PERCENTAGE_OF,
+    names::MEM_LIMIT_OF,
+];
+/// Those that no variable of a container follows.
+const PLACING: [&str; 9] = [
+    names::POLICY,
+    names::RECLAIM_ACTION,
+    names::EVICTABLE,
+    names::GPU_MODELS,
+    names::NOT_GPU_MODELS,
+    names::GPU_UUIDS,
+    names::NOT_GPU_UUIDS,
+    names::GPU_AFFINITY,
+    names::GPU_ANTI_AFFINITY,
+];
+
+/// Judges a change of annotations.
+pub(crate) fn judge(
+    pod: &Value,
+    before: &Value,
+    resizes: bool,
+    cluster: Cluster<'_>,
+) -> Result<(), BadRequest> {
+    if !asks(pod, cluster.resource) {
+        return Ok(());
+    }
+    judge::few(pod, Some(before), cluster.resource)?;
+    let changed = changed(pod, before, cluster.resource);
+    let node = before["spec"]["nodeName"].as_str();
+    let is_bound = node.is_some_and(|node| !node.is_empty());
+    let is_limit = |key: &String| key == names::MEM_LIMIT || key.starts_with(names::MEM_LIMIT_OF);
+    let limits_alone = is_bound && changed.iter().all(is_limit);
+    let resized = limits_alone && resizes;
+    if let Some(key) = changed.first().filter(|_| is_bound && !resized) {
+        let mut problem = "the pod is bound to its GPUs already: leave it as it was".to_owned();
+        if limits_alone {
+            let group = names::GROUP;
+            problem += &format!(
+                ", or, where agents set limits, have an administrator give you the right to resize limits.{group}"
+            );
+        }
+        return Err(bad(format!("metadata.annotations[{key}]"), problem));
+    }
+    let by_driver = note(before, names::ENFORCE) == Some(Enforce::Driver.into());
+    let is_written = |key: &&String| {
+        let always = [names::ENFORCE, names::COMPUTE_PERCENT].contains(&key.as_str());
+        always || is_limit(key) || by_driver && !PLACING.contains(&key.as_str())
+    };
+    if let Some(key) = changed.iter().find(is_written).filter(|_| !resized) {
+        let problem = "what limits the pod was written into its containers when it was created: leave it as it was, or create \
+                       the pod again";
+        return Err(bad(format!("metadata.annotations[{key}]"), problem));
+    }
+    // A pod that is older than a rule keeps what it has.
+    match judge::requested(pod, cluster) {
+        Err(problem) if judge::requested(before, cluster).as_ref().err() != Some(&problem) => {
+            Err(problem)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What users said by annotations, as far as the request changes it.
+fn changed(pod: &Value, before: &Value, resource: &str) -> Vec<String> {
+    let asking = all(pod).filter(|(_, it)| wants(it, resource));
+    let asking: Vec<_> = asking.map(|(_, it)| name(it)).collect();
+    let of = KEYS_OF
+        .iter()
+        .flat_map(|of| asking.iter().map(move |name| format!("{of}{name}")));
+    let keys = KEYS.iter().map(|key| (*key).to_owned());
+    keys.chain(of)
+        .filter(|key| note(pod, key) != note(before, key))
+        .collect()
+}

@@ -1,0 +1,114 @@
+//! What admission would make of a pod that is not created: by the function that the extender's webhook runs, and by the API
+//! server's own dry run where it may be asked.
+
+use anyhow::Result;
+use gpustow_admission::{Act, Ask, Cluster, admit};
+use gpustow_api::{BadRequest, GpuWorkload, names};
+use gpustow_inspect::Source;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+/// The pod as it would be created, and what its author would be warned of.
+///
+/// # Errors
+/// Why it would be refused.
+pub(crate) fn admitted(
+    pod: &Pod,
+    cluster: Cluster<'_>,
+    namespace: &ObjectMeta,
+    history: Option<&GpuWorkload>,
+) -> Result<(Pod, Vec<String>), BadRequest> {
+    let unreadable = |error: serde_json::Error| BadRequest {
+        field: "pod".to_owned(),
+        problem: format!("cannot be read: {error}"),
+    };
+    let object = serde_json::to_value(pod).map_err(unreadable)?;
+    let ask = Ask {
+        pod: &object,
+        act: Act::Create,
+        user: "",
+    };
+    let admitted = admit(ask, cluster, namespace, history)?;
+    let pod = serde_json::from_value(admitted.pod).map_err(unreadable)?;
+    Ok((pod, admitted.warnings))
+}
+
+/// What the API server says of a new pod, with its quotas and all that admits pods there.
+enum Said {
+    /// What it would create.
+    Made(Box<Pod>),
+    Refused(String),
+    /// The cluster is in files, or the user may not create pods.
+    Nothing,
+}
+
+async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Said> {
+    if source.from.is_some() {
+        return Ok(Said::Nothing);
+    }
+    let (client, _) = source.client().await?;
+    let mut pod = pod.clone();
+    pod.metadata = ObjectMeta {
+        generate_name: Some("gpustow-fit-".to_owned()),
+        labels: pod.metadata.labels,
+        annotations: pod.metadata.annotations,
+        ..ObjectMeta::default()
+    };
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let pods = Api::<Pod>::namespaced(client, namespace);
+    match pods.create(&dry_run, &pod).await {
+        Ok(made) => Ok(Said::Made(Box::new(made))),
+        Err(kube::Error::Api(status)) if status.message.contains("cannot create resource") => {
+            Ok(Said::Nothing)
+        }
+        Err(kube::Error::Api(status)) => Ok(Said::Refused(status.message)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Why the API server would not create the pod, if it says so.
+///
+/// # Errors
+/// The API server cannot be asked.
+pub(crate) async fn refused_by_server(
+    source: &Source,
+    pod: &Pod,
+    namespace: &str,
+) -> Result<Option<String>> {
+    Ok(match asked(source, pod, namespace).await? {
+        Said::Refused(message) => Some(format!("the API server says: {message}")),
+        Said::Made(_) | Said::Nothing => None,
+    })
+}
+
+/// What is wrong with the webhook, by a pod that is not stored.
+///
+/// # Errors
+/// The API server cannot be asked.
+pub(crate) async fn problem(source: &Source) -> Result<Option<String>> {
+    let probe = serde_json::from_value(json!({ "metadata": {}, "spec": {
+        "containers": [{
+            "name": "probe", "image": names::PLACEHOLDER_IMAGE,
+            "resources": { "limits": { &source.resource_name: "1" } },
+        }],
+    } }))?;
+    let made = match asked(source, &probe, names::NAMESPACE).await? {
+        Said::Nothing => return Ok(None),
+        Said::Refused(message) => {
+            let problem = message
+                .contains("failed calling webhook")
+                .then_some(message);
+            return Ok(problem);
+        }
+        Said::Made(made) => made,
+    };
+    let scheduler = made.spec.and_then(|it| it.scheduler_name);
+    let changed = scheduler.as_deref() == Some(names::SCHEDULER);
+    let problem = "pods that request GPU memory are created unchanged: no webhook admits them";
+    Ok((!changed).then(|| problem.to_owned()))
+}
