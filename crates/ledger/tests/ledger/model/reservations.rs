@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Reason, Reserved};
+use gpustow_pack::Mib;
 
 use super::bystanders::Feature;
 use super::switches::{Bystander, Switches};
@@ -26,13 +27,16 @@ fn key(place: &Reserved) -> Key {
     (place.pod.uid.clone(), place.node.clone())
 }
 
-/// Is nothing missing of the place?
+/// Is nothing missing of the place? Of a pod that may share its GPUs with none of a group, nobody may be there.
 fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
     let node = ledger.node_view(&place.node, now);
     let cards: Vec<_> = node.into_iter().flat_map(|node| node.cards).collect();
+    let request = place.pod.asks.request();
+    let rules = request.and_then(|request| request.rules.as_ref());
+    let apart = rules.is_some_and(|rules| rules.anti_affinity.is_some());
     let free = place.cards.iter().all(|(uuid, mib)| {
         let card = cards.iter().find(|card| *card.uuid == **uuid);
-        card.is_some_and(|card| card.free >= *mib)
+        card.is_some_and(|card| card.free >= *mib && (!apart || card.held == Mib::ZERO))
     });
     free && ledger.refused_in_tree(&place.node, &place.pod).is_none()
 }
