@@ -218,10 +218,10 @@ async fn kept(client: &Client, case: &Case, objects: usize) -> Result<Vec<String
         let pod: Pod = pod;
         all.push(format!("{:?} {:?}", pod.uid(), pod.metadata.annotations));
     }
-    for node in Api::<GpuNode>::all(client.clone())
-        .list(&Default::default())
-        .await?
-    {
+    // The API server refuses lists for a moment while a kind changes.
+    let nodes = Api::<GpuNode>::all(client.clone());
+    let listed = async || Ok(nodes.list(&Default::default()).await?);
+    for node in eventually(SOON, "GpuNodes are listed", listed).await? {
         all.push(format!("{:?} {:?}", node.uid(), node.status));
     }
     ensure!(all.len() == objects, "{all:?}");

@@ -65,6 +65,8 @@ pub(crate) fn admission(kubelets: bool) -> impl Iterator<Item = String> {
             "--enable-admission-plugins=NodeRestriction",
             "--authorization-mode=Node,RBAC",
             "--kubelet-preferred-address-types=InternalIP",
+            // Nothing routes addresses of Services here: webhooks are called at their pods.
+            "--enable-aggregator-routing=true",
         ],
         false => &[
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
