@@ -61,10 +61,17 @@ pub(crate) struct Uses {
     figures: Mutex<Arc<[Figure]>>,
 }
 
+/// A pod.
+#[derive(Debug)]
+struct Held {
+    node: Option<Arc<str>>,
+    kind: Arc<Kind>,
+}
+
 #[derive(Debug, Default)]
 struct Known {
-    /// By UID, with the node.
-    pods: HashMap<Arc<str>, (Option<Arc<str>>, Arc<Kind>)>,
+    /// By UID.
+    pods: HashMap<Arc<str>, Held>,
     kinds: Interned<Kind>,
     containers: Interned<Containers>,
     /// By pod and container, with the size of the GPU.
@@ -97,9 +104,8 @@ impl Uses {
         known.containers.share(&mut kind.containers);
         let mut kind = Arc::new(kind);
         known.kinds.share(&mut kind);
-        known
-            .pods
-            .insert(facts.uid.clone(), (facts.node.clone(), kind));
+        let node = facts.node.clone();
+        known.pods.insert(facts.uid.clone(), Held { node, kind });
     }
 
     /// A pod is gone.
@@ -119,7 +125,7 @@ impl Uses {
         let Known { pods, peaks, .. } = &mut *known;
         for gpu in &status.gpus {
             for share in &gpu.pods {
-                let Some((uid, (on, kind))) = pods.get_key_value(&*share.uid) else {
+                let Some((uid, Held { node: on, kind })) = pods.get_key_value(&*share.uid) else {
                     continue;
                 };
                 if on.as_deref() != Some(node) {
@@ -146,7 +152,7 @@ impl Uses {
         let mut samples: Vec<Sample> = peaks
             .into_iter()
             .filter_map(|((uid, name), (peak, gpu))| {
-                let (_, kind) = known.pods.get(&uid)?;
+                let Held { kind, .. } = known.pods.get(&uid)?;
                 let (container, requested) =
                     kind.containers.iter().find(|(it, _)| it.name == name)?;
                 Some(Sample {
