@@ -41,7 +41,7 @@ pub(crate) fn give(patch: &mut Patch, namespace: &ObjectMeta, cluster: Cluster<'
     patch.put("add", "/spec/schedulingGates/-", gate);
 }
 
-/// Refuses the gate on a pod that requests no GPU memory: nobody would remove it.
+/// Refuses the gate on a pod that requests no GPU memory: it would stay for ever.
 pub(crate) fn refuse(pod: &Value, namespace: &ObjectMeta) -> Result<(), BadRequest> {
     match is_gated(pod) && !is_out(namespace) {
         true => Err(bad(

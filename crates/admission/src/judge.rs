@@ -32,7 +32,7 @@ const WRITTEN_OF: [&str; 5] = [
     names::CDI_DOMAIN,
 ];
 
-/// Refuses annotations that only gpustow writes, whoever creates the pod.
+/// Refuses annotations that only gpustow writes, of any user.
 pub(crate) fn forged(pod: &Value, resource: &str) -> Result<(), BadRequest> {
     let says = |key: &str, who: &str| {
         let problem = format!("only gpustow's {who} may write it: remove it");

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::containers::{bad, notes};
 
 /// The keys that users write, in the order in which they are tried.
-const OF_USERS: [&str; 18] = [
+pub(crate) const OF_USERS: [&str; 18] = [
     names::GPU_COUNT,
     names::EXCLUSIVE,
     names::POLICY,
@@ -31,11 +31,11 @@ const OF_USERS: [&str; 18] = [
     names::COMPUTE_PERCENT,
     names::ISOLATION,
 ];
-/// Those that may be about one container.
-const OF_CONTAINERS: [&str; 3] = [
-    names::GPU_COUNT,
-    names::GPU_MEM_PERCENTAGE,
-    names::MEM_LIMIT,
+/// Those that may be about one container, and as its name follows them then.
+pub(crate) const OF_CONTAINERS: [(&str, &str); 3] = [
+    (names::GPU_COUNT, names::GPU_COUNT_OF),
+    (names::GPU_MEM_PERCENTAGE, names::GPU_MEM_PERCENTAGE_OF),
+    (names::MEM_LIMIT, names::MEM_LIMIT_OF),
 ];
 
 /// What is wrong with the annotations of a pod that requests `resource`.
@@ -150,9 +150,9 @@ fn nearly(key: &str) -> Option<&'static str> {
     let of_container = domain.strip_suffix(names::GROUP)?.strip_suffix('.');
     let word_of = of_container.unwrap_or(name);
     let word_of = word_of.to_ascii_lowercase().replace('_', "-");
-    let keys: &[&'static str] = match of_container {
-        None => &OF_USERS,
-        Some(_) => &OF_CONTAINERS,
+    let keys: Vec<&'static str> = match of_container {
+        None => OF_USERS.to_vec(),
+        Some(_) => OF_CONTAINERS.map(|(key, _)| key).to_vec(),
     };
     let known = || keys.iter().map(|key| word(key));
     let both = |known: &str| 2 * alike(&word_of, known);

@@ -51,7 +51,7 @@ pub enum Act<'a> {
     Annotate {
         /// The pod as it is.
         before: &'a Value,
-        /// Whoever asks may change the limits of pods that run.
+        /// The user may change the limits of pods that run.
         resizes: bool,
     },
     /// Add ephemeral containers to a pod.

@@ -1,5 +1,5 @@
 //! The pods that a Deployment, a Job or another object would make. Its author is warned of what they would be refused for:
-//! those refusals reach nobody but a controller.
+//! only a controller sees those refusals.
 
 use gpustow_api::BadRequest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -5,33 +5,8 @@ use gpustow_api::{BadRequest, names};
 use serde_json::Value;
 
 use crate::containers::{all, asks, bad, name, note, wants};
-use crate::{Cluster, judge};
+use crate::{Cluster, judge, keys};
 
-/// What users say by annotations and may not change on a pod that has its GPUs. Not `asleep`, which they change while the pod
-/// runs.
-const KEYS: [&str; 16] = [
-    names::GPU_COUNT,
-    names::GPU_MEM_PERCENTAGE,
-    names::COMPUTE_PERCENT,
-    names::ISOLATION,
-    names::EXCLUSIVE,
-    names::POLICY,
-    names::MEM_LIMIT,
-    names::ENFORCE,
-    names::RECLAIM_ACTION,
-    names::EVICTABLE,
-    names::GPU_MODELS,
-    names::NOT_GPU_MODELS,
-    names::GPU_UUIDS,
-    names::NOT_GPU_UUIDS,
-    names::GPU_AFFINITY,
-    names::GPU_ANTI_AFFINITY,
-];
-const KEYS_OF: [&str; 3] = [
-    names::GPU_COUNT_OF,
-    names::GPU_MEM_PERCENTAGE_OF,
-    names::MEM_LIMIT_OF,
-];
 /// Those that no variable of a container follows.
 const PLACING: [&str; 9] = [
     names::POLICY,
@@ -95,10 +70,13 @@ pub(crate) fn judge(
 fn changed(pod: &Value, before: &Value, resource: &str) -> Vec<String> {
     let asking = all(pod).filter(|(_, it)| wants(it, resource));
     let asking: Vec<_> = asking.map(|(_, it)| name(it)).collect();
-    let of = KEYS_OF
+    let of = keys::OF_CONTAINERS
         .iter()
-        .flat_map(|of| asking.iter().map(move |name| format!("{of}{name}")));
-    let keys = KEYS.iter().map(|key| (*key).to_owned());
+        .flat_map(|(_, of)| asking.iter().map(move |name| format!("{of}{name}")));
+    // A model falls asleep while its pod runs, and a version says nothing about GPUs.
+    let free = [names::ASLEEP, names::MADE_FOR];
+    let keys = keys::OF_USERS.iter().filter(|key| !free.contains(key));
+    let keys = keys.map(|key| (*key).to_owned());
     keys.chain(of)
         .filter(|key| note(pod, key) != note(before, key))
         .collect()

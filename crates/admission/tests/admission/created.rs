@@ -112,7 +112,7 @@ fn pod_that_requests_nothing_is_left_as_it_is() -> Result<()> {
             (asked, Vec::new(), Vec::new())
         );
     }
-    // Whoever creates the pod learns that the annotation does nothing; a controller's author was told before.
+    // The author of the pod learns that the annotation does nothing; a controller's author was told before.
     let mut asked = pod(json!({ names::GPU_COUNT: "?" }), json!([{ "name": "a" }]));
     let made = Site::default().create(&asked)?;
     assert!(made.warnings[0].contains("no container asks for gpustow.dev/gpu-mem"));
