@@ -9,13 +9,13 @@ use std::io::Write;
 
 use anyhow::{Context as _, Result, bail};
 use gpustow_advice::Caution;
-use gpustow_api::GpuWorkload;
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::owner::{self, Owner};
 use gpustow_api::workload::{ContainerHistory, name_of};
+use gpustow_api::{GpuNode, GpuWorkload};
 use gpustow_inspect::{Cluster, PodInfo, Scope, cluster};
 use gpustow_pack::{Mib, PolicyKind};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 
 use crate::args::{AdviseArgs, Global};
@@ -82,8 +82,25 @@ pub(crate) struct Row {
 /// What is known of workloads.
 struct Known {
     rows: Vec<Row>,
-    /// All pods to be placed again, and how.
-    inventory: Option<(Inventory, PolicyKind)>,
+    placed: Option<Placed>,
+}
+
+/// The objects by which all pods are placed again.
+struct Placed {
+    nodes: Vec<Node>,
+    gpunodes: Vec<GpuNode>,
+    pods: Vec<Pod>,
+    policy: PolicyKind,
+}
+
+impl Placed {
+    /// How many more GPUs are empty if containers request what is advised.
+    fn empties(self, resource: &str, advised: &HashMap<&Key, Mib>) -> Result<u64> {
+        let mut inventory = Inventory::new(self.nodes, self.gpunodes, self.pods, resource)?;
+        let before = inventory.empty_gpus(self.policy);
+        inventory.request(|pod, container| advised.get(&key(pod, container)).copied());
+        Ok(inventory.empty_gpus(self.policy).saturating_sub(before) as u64)
+    }
 }
 
 /// Reads the cluster, and its pods' workloads.
@@ -98,10 +115,7 @@ pub(crate) async fn run(
         Some(server) => whole_gpus(global, &server, permille).await?,
         None => requests(global, permille).await?,
     };
-    let Known {
-        mut rows,
-        inventory,
-    } = known;
+    let Known { mut rows, placed } = known;
     if let Some(wanted) = &args.workload {
         keep(&mut rows, wanted)?;
     }
@@ -111,12 +125,9 @@ pub(crate) async fn run(
         .filter(|row| row.frees.is_some())
         .filter_map(|row| Some((row.key.as_ref()?, row.request?)))
         .collect();
-    let inventory = inventory.filter(|_| !advised.is_empty());
-    let empty_gpus = inventory.map(|(mut inventory, policy)| {
-        let before = inventory.empty_gpus(policy);
-        inventory.request(|pod, container| advised.get(&key(pod, container)).copied());
-        inventory.empty_gpus(policy).saturating_sub(before) as u64
-    });
+    let placed = placed.filter(|_| !advised.is_empty());
+    let empties = placed.map(|it| it.empties(&global.source.resource_name, &advised));
+    let empty_gpus = empties.transpose()?;
     listing(rows, empty_gpus).print(&args.output, screen, out)
 }
 
@@ -124,12 +135,8 @@ pub(crate) async fn run(
 async fn requests(global: &Global, permille: u32) -> Result<Known> {
     let source = &global.source;
     let lists = source.lists().await?;
-    let inventory = Inventory::new(
-        lists.nodes.clone(),
-        lists.gpunodes.clone(),
-        lists.pods.iter().map(|it| it.pod.clone()).collect(),
-        &source.resource_name,
-    )?;
+    let (nodes, gpunodes) = (lists.nodes.clone(), lists.gpunodes.clone());
+    let pods = lists.pods.iter().map(|it| it.pod.clone()).collect();
     let cluster = cluster(lists, &source.resource_name);
     let scope = global.scope(&cluster);
     let mut live: BTreeMap<Key, Live> = BTreeMap::new();
@@ -143,7 +150,12 @@ async fn requests(global: &Global, permille: u32) -> Result<Known> {
     histories.retain(|key, _| scope.selector.is_none() || live.contains_key(key));
     Ok(Known {
         rows: rows(cluster.resource(), live, histories, permille),
-        inventory: Some((inventory, cluster.spec().scheduling.policy)),
+        placed: Some(Placed {
+            nodes,
+            gpunodes,
+            pods,
+            policy: cluster.spec().scheduling.policy,
+        }),
     })
 }
 
@@ -174,7 +186,7 @@ async fn whole_gpus(global: &Global, server: &Server<'_>, permille: u32) -> Resu
     }
     Ok(Known {
         rows: rows(&source.resource_name, live, found.histories, permille),
-        inventory: None,
+        placed: None,
     })
 }
 
