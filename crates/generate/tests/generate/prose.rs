@@ -4,6 +4,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use crate::root;
+use crate::words::WORDS;
 
 /// Words that a page for users has at most.
 const PAGE: usize = 900;
@@ -17,24 +18,6 @@ const LONGER: [(&str, usize); 4] = [
 /// What `make generate` writes: it has no more words than its sources.
 const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];
 
-/// Old-fashioned or private words: say it in Kubernetes' or the field's.
-const WORDS: [&str; 15] = [
-    "nobody",
-    "somebody",
-    "anybody",
-    "whoever",
-    "whom",
-    "anew",
-    "bear",
-    "bears",
-    "mend",
-    "in vain",
-    "let be",
-    "of no avail",
-    "of yours",
-    "of gpustow's",
-    "so many",
-];
 /// Words of a sentence.
 const SENTENCE: usize = 30;
 

@@ -1,14 +1,15 @@
-//! The words that programs, chart and policies do not use where users read them; `prose` holds the pages to the same.
+//! The words that programs, chart and policies do not use where users read them; `prose` holds the pages to the same list.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use crate::root;
 
-/// Old-fashioned or private words.
-const WORDS: [&str; 13] = [
+/// Old-fashioned or private words: say it in Kubernetes' or the field's.
+pub(crate) const WORDS: [&str; 17] = [
     "nobody",
     "somebody",
+    "anybody",
     "whoever",
     "whom",
     "anew",
@@ -18,8 +19,11 @@ const WORDS: [&str; 13] = [
     "mends",
     "in vain",
     "for long",
+    "let be",
     "of no avail",
     "of yours",
+    "of gpustow's",
+    "so many",
 ];
 
 /// The crates whose texts users see.
