@@ -217,9 +217,8 @@ pub(crate) fn spawn(
     let facts = move |node: Each<GpuNode>| {
         let name = node.meta().name.clone()?;
         let status = node.whole().map(|node| node.status.unwrap_or_default());
-        status
-            .iter()
-            .for_each(|status| uses.reported(&name, status));
+        let report = |status: &GpuNodeStatus| uses.reported(&name, status);
+        status.iter().for_each(report);
         Some((name, status))
     };
     let change = |ledger: &Locked, change: Change<(String, Option<GpuNodeStatus>)>| match change {

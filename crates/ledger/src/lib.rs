@@ -15,8 +15,8 @@
 //!                                                                            gone
 //! ```
 //! Inside are five parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
-//! bound), the *scores* (what filter remembers and policies have learnt), the *earmarks* (for whom room is
-//! kept), what kube-scheduler has *shown*, and the *queue* (who waits for which room). Only the books say
+//! bound), the *scores* (what filter remembers and policies have learnt), the *earmarks* (which pod room is
+//! kept for), what kube-scheduler has *shown*, and the *queue* (who waits for which room). Only the books say
 //! what is true. Each of their verbs returns a `Change`, and the others follow from that in one place. The
 //! verbs of this crate's users, one file each, ask all five.
 //!

@@ -50,7 +50,7 @@ struct Spot<'k> {
     node: &'k Node,
     left: Left,
     /// The pod from which room is kept in `left`; none if no room is kept.
-    whom: Option<Uid>,
+    kept_from: Option<Uid>,
     /// Is room kept there at all?
     is_kept: bool,
     /// What is left changes before it is read again.
@@ -68,7 +68,7 @@ struct Step {
     charges: Vec<(usize, Mib)>,
     /// What was left before it came, for this pod.
     before: Left,
-    whom: Option<Uid>,
+    kept_from: Option<Uid>,
 }
 
 /// A time in a what-if.
@@ -168,7 +168,7 @@ impl<'k> Trial<'k> {
         };
         let empty = spot.empty.get_or_insert_with(|| {
             let view = spot.node.view_of(|_| false);
-            let mut empty = Left::of(spot.node, Arc::new(view), |_| false);
+            let mut empty = Left::of(spot.node, Arc::new(view), 0, |_| false);
             let steps = self.steps.iter().filter(|step| step.spot == index);
             steps.for_each(|step| empty.take(&step.request, &step.charges));
             empty
@@ -219,7 +219,7 @@ impl<'k> Trial<'k> {
     /// The pod's placement beside what is kept for others.
     ///
     /// # Errors
-    /// What it lacks on the node as it is, or else for whom the room is kept.
+    /// What it lacks on the node as it is, or else which pod the room is kept for.
     pub(crate) fn choose(
         mut self,
         pod: &PodFacts,
@@ -276,7 +276,7 @@ impl<'k> Trial<'k> {
     pub(crate) fn back_to(&mut self, mark: Mark) {
         for step in self.steps.drain(mark..).rev() {
             let spot = &mut self.spots[step.spot];
-            spot.is_stale |= spot.whom != step.whom;
+            spot.is_stale |= spot.kept_from != step.kept_from;
             spot.left = step.before;
         }
     }
@@ -292,10 +292,10 @@ impl<'k> Trial<'k> {
         budget: &mut Budget,
     ) -> Result<usize, Reason> {
         let asker = self.asker.unwrap_or(pod);
-        let whom = self.keeps.then_some(&asker.uid);
+        let kept_from = self.keeps.then_some(&asker.uid);
         if let Some((index, _, spot)) = self.spots.get_full(on)
             && !spot.is_stale
-            && spot.whom.as_ref() == whom
+            && spot.kept_from.as_ref() == kept_from
         {
             return Ok(index);
         }
@@ -306,7 +306,7 @@ impl<'k> Trial<'k> {
         if let Some((_, most)) = self.most.as_ref().filter(|(only, _)| only == name) {
             left.cap(most);
         }
-        let mut spot = Spot::new(node, left, whom.cloned());
+        let mut spot = Spot::new(node, left, kept_from.cloned());
         spot.is_kept = is_kept;
         let (index, _) = self.spots.insert_full(name.clone(), spot);
         let spot = &mut self.spots[index];
@@ -318,7 +318,7 @@ impl<'k> Trial<'k> {
 
     fn as_supposed(&self, node: &Node, budget: &mut Budget) -> Left {
         if !self.is_empty && !self.ended && self.gone.is_empty() && self.repaid.is_empty() {
-            return Left::of(node, node.shared(), |_| true);
+            return Left::of(node, node.shared(), node.count(), |_| true);
         }
         budget.charge_view(node);
         let counts = |uid: &str| !self.is_gone(node, uid);
@@ -328,7 +328,7 @@ impl<'k> Trial<'k> {
                 .any(|(card, pod)| **card == *uuid && pod.as_ref().is_none_or(|pod| **pod == *uid))
         };
         let view = node.view_without_loans(counts, repaid);
-        Left::of(node, Arc::new(view), counts)
+        Left::of(node, Arc::new(view), node.count_of(counts), counts)
     }
 
     fn is_gone(&self, node: &Node, uid: &str) -> bool {
@@ -382,13 +382,15 @@ impl<'k> Trial<'k> {
         let Ok(request) = pod.asks.readable() else {
             return;
         };
-        let Spot { left, whom, .. } = &mut self.spots[spot];
+        let Spot {
+            left, kept_from, ..
+        } = &mut self.spots[spot];
         let step = Step {
             spot,
             request: request.clone(),
             charges: charges.to_vec(),
             before: left.clone(),
-            whom: whom.clone(),
+            kept_from: kept_from.clone(),
         };
         left.take(request, charges);
         self.steps.push(step);
@@ -434,11 +436,11 @@ impl<'k> Trial<'k> {
 }
 
 impl<'k> Spot<'k> {
-    fn new(node: &'k Node, left: Left, whom: Option<Uid>) -> Self {
+    fn new(node: &'k Node, left: Left, kept_from: Option<Uid>) -> Self {
         Self {
             node,
             left,
-            whom,
+            kept_from,
             is_kept: false,
             is_stale: false,
             cleared: Vec::new(),

@@ -8,16 +8,16 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_240),
+    ("ledger", &["crates/ledger"], 15_255),
     ("extender", &["."], 8_460),
     ("testkit", &["crates/testkit"], 7_200),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_405),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_415),
     ("agent", &["crates/agent"], 5_610),
     ("api", &["crates/api"], 4_140),
     ("sim", &["crates/sim"], 4_040),
     ("pack", &["crates/pack"], 2_430),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate.
-    ("admission", &["crates/admission"], 1_780),
+    ("admission", &["crates/admission"], 1_760),
     ("demo", &["crates/demo"], 1_710),
     ("inspect", &["crates/inspect"], 1_590),
     ("simulated NVML", &["crates/fake-nvml"], 1_240),
@@ -29,7 +29,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         800,
     ),
     ("simworld", &["crates/simworld"], 630),
-    ("policies", &["crates/policies"], 550),
+    ("policies", &["crates/policies"], 545),
 ];
 
 #[test]

@@ -35,7 +35,7 @@ type Counts = HashMap<(Cause, Ended), u64>;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Earmarks {
-    /// By node, for whom room is earmarked there, by a nomination, in `all` or in `replacements`.
+    /// By node, the pods that room is earmarked for there, by a nomination, in `all` or in `replacements`.
     holders: HashMap<Arc<str>, HashSet<Holder>>,
     all: HashMap<Uid, Earmark>,
     ended: Counts,
@@ -68,7 +68,7 @@ impl Earmarks {
         }
     }
 
-    /// What is kept no more since this was asked last. Whoever changes earmarks has the queue follow.
+    /// What is kept no more since this was asked last. After each change the queue follows.
     pub(crate) fn take_freed(&mut self) -> Vec<Freed> {
         std::mem::take(&mut self.freed)
     }

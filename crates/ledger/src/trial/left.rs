@@ -33,10 +33,15 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// Of this view of a node, on which those pods are that `counts` accepts.
-    pub(super) fn of(node: &Node, view: Arc<NodeGpus>, counts: impl Fn(&str) -> bool) -> Self {
+    /// Of this view of a node, on which those pods are that `counts` accepts: `there` in number.
+    pub(super) fn of(
+        node: &Node,
+        view: Arc<NodeGpus>,
+        there: u64,
+        counts: impl Fn(&str) -> bool,
+    ) -> Self {
         let most = node.facts().and_then(|facts| facts.pods);
-        let pods = most.map_or(u64::MAX, |most| most.saturating_sub(node.count_of(&counts)));
+        let pods = most.map_or(u64::MAX, |most| most.saturating_sub(there));
         let gpus = node.gpus().iter();
         let clients = match gpus.clone().any(|gpu| gpu.mps) {
             true => gpus.map(|gpu| node.clients_left(gpu, &counts)).collect(),
