@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use gpustow_admission::{Cluster as Admitting, auto, keys, reads_namespace};
 use gpustow_api::GpuWorkload;
+use gpustow_api::workload::name_of;
 use gpustow_inspect::{Cluster, load};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -34,7 +35,7 @@ pub(crate) async fn run(
         let own = own.or(global.namespace.as_deref());
         let named = own.or(cluster.namespace.as_deref()).unwrap_or("default");
         let known = Known::read(global, &cluster, pod, named).await?;
-        let outcome = admitted(pod, of(&cluster), &known.namespace, known.history(pod));
+        let outcome = admitted(pod, of(&cluster), &known.namespace, known.history.as_ref());
         let (created, warnings) = match &outcome {
             Ok((created, warnings)) => (created, &warnings[..]),
             Err(_) => (pod, &[][..]),
@@ -95,7 +96,8 @@ fn of(cluster: &Cluster) -> Admitting<'_> {
 #[derive(Default)]
 struct Known {
     namespace: ObjectMeta,
-    workloads: Vec<GpuWorkload>,
+    /// That of the pod's workload, if the pod leaves its amount to it.
+    history: Option<GpuWorkload>,
 }
 
 impl Known {
@@ -116,20 +118,14 @@ impl Known {
                 ),
                 found => found.unwrap_or_default(),
             },
-            workloads: match leaves {
-                true => global.source.workloads().await?,
-                false => Vec::new(),
+            history: match leaves {
+                true => {
+                    let name = name_of(&auto::workload(&object));
+                    let mut all = global.source.workloads().await?.into_iter();
+                    all.find(|it| it.name_any() == name && it.namespace().as_deref() == Some(named))
+                }
+                false => None,
             },
-        })
-    }
-
-    /// The history of the pod's workload.
-    fn history(&self, pod: &Pod) -> Option<&GpuWorkload> {
-        let owner = gpustow_api::owner::workload(pod);
-        self.workloads.iter().find(|it| {
-            let target = &it.spec.target_ref;
-            it.metadata.namespace == self.namespace.name
-                && (&target.kind, &target.name) == (&owner.kind, &owner.name)
         })
     }
 }
