@@ -119,12 +119,21 @@ fn choose(
     let (behind, ahead) = candidates.split_at(first);
     let mut answer = BTreeMap::new();
     let mut others = Vec::new();
+    // Of a node without victims, only fragmented memory keeps the pod off: there the switches decide.
+    let now = app.ledger.now();
+    let may_add = !candidates
+        .iter()
+        .any(|(_, victims)| victims.pods.is_empty())
+        || app.ledger.lock().may_preempt_fragmented(pod, now);
     // Nodes that need no more victims are the better ones, and looked at fast.
     for (node, victims) in ahead.iter().chain(behind) {
         if answer.len() == ENOUGH {
             break;
         }
         let given = uids(victims);
+        if given.is_empty() && !may_add {
+            continue;
+        }
         match added(app, pod, node, &given, &HashSet::new(), &mut steps) {
             Some(more) if !more.uids.is_empty() => others.push((node, victims)),
             Some(_) if !given.is_empty() => drop(answer.insert(node.clone(), victims.clone())),

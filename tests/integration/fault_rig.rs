@@ -138,6 +138,17 @@ impl Replica {
         Ok(())
     }
 
+    /// How many nodes the replica offers to kube-scheduler that asks whether the pod fits on this one once the victims are
+    /// gone.
+    pub(crate) async fn preempt(&self, pod: &Pod, node: &str, victims: &[&Pod]) -> Result<usize> {
+        let uids = victims.iter().map(|pod| json!({ "UID": pod.uid() }));
+        let victims = json!({ "Pods": uids.collect::<Vec<_>>(), "NumPDBViolations": 0 });
+        let body = json!({ "Pod": pod, "NodeNameToMetaVictims": { node: victims } });
+        let answer = self.call("preempt", &body).await?;
+        let nodes = answer["NodeNameToMetaVictims"].as_object();
+        Ok(nodes.map_or(0, |nodes| nodes.len()))
+    }
+
     /// `/bind`.
     pub(crate) async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
         let body = json!({

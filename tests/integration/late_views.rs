@@ -42,15 +42,6 @@ fn high(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).priority_class("system-cluster-critical")
 }
 
-/// What kube-scheduler asks where `victim` is the pod to evict on `node`.
-async fn asks(replica: &Replica, pod: &Pod, node: &str, victim: &Pod) -> Result<usize> {
-    let victims = json!({ "Pods": [{ "UID": victim.uid() }], "NumPDBViolations": 0 });
-    let body = json!({ "Pod": pod, "NodeNameToMetaVictims": { node: victims } });
-    let answer = replica.call("preempt", &body).await?;
-    let nodes = answer["NodeNameToMetaVictims"].as_object();
-    Ok(nodes.context("no map")?.len())
-}
-
 /// Two nodes of one GPU, each full with a pod of low priority.
 async fn full(replica: &Replica, case: &Case) -> Result<[(String, Pod); 2]> {
     let mut full = Vec::new();
@@ -80,12 +71,12 @@ async fn preempt_evicts_no_pod_while_an_offered_node_is_free_already() -> Result
     let late = delayed(&replica, PODS, DAY).await?;
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
     // Both nodes are full: one pod may end.
-    assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 1);
+    assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 1);
 
     delete(&case.client, &on_a, 0).await?;
     wait_gone(&case.client, &on_a, SOON).await?;
     replica.refuses(&pod, &a).await?;
-    assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
+    assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 0);
     // The ledger has learnt it, long before its watch tells.
     replica.place(&pod, &a).await?;
 
@@ -109,10 +100,10 @@ async fn preempt_evicts_no_pod_while_earlier_victims_terminate() -> Result<()> {
 
     // Not nominated there, it may have others end.
     replica.refuses(&pod, &a).await?;
-    assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 1);
+    assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 1);
     let pod = status(&case, &pod, json!({ "nominatedNodeName": a })).await?;
     replica.refuses(&pod, &a).await?;
-    assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
+    assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 0);
 
     let ended = json!({ "terminated": { "exitCode": 0 } });
     set_containers(&case.client, &on_a, "Running", ended).await?;
@@ -135,7 +126,7 @@ async fn preempt_after_a_takeover_asks_about_the_nominated_node() -> Result<()> 
     let pod = status(&case, &pod, json!({ "nominatedNodeName": a })).await?;
     first.refuses(&pod, &a).await?;
     let second = Replica::start(turn.cluster, "late-second", &[]).await?;
-    assert_eq!(asks(&second, &pod, &b, &on_b).await?, 0);
+    assert_eq!(second.preempt(&pod, &b, &[&on_b]).await?, 0);
     drop(late);
     clear(&case).await?;
     case.end().await
@@ -149,10 +140,10 @@ async fn preempt_of_a_replica_that_was_relieved_evicts_no_pod() -> Result<()> {
     let case = Case::new(turn.cluster, "late-relieved").await?;
     let [_, (b, on_b)] = full(&first, &case).await?;
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
-    assert_eq!(asks(&first, &pod, &b, &on_b).await?, 1);
+    assert_eq!(first.preempt(&pod, &b, &[&on_b]).await?, 1);
     let second = Replica::start(turn.cluster, "late-decides", &[]).await?;
-    assert_eq!(asks(&second, &pod, &b, &on_b).await?, 1);
-    assert_eq!(asks(&first, &pod, &b, &on_b).await?, 0);
+    assert_eq!(second.preempt(&pod, &b, &[&on_b]).await?, 1);
+    assert_eq!(first.preempt(&pod, &b, &[&on_b]).await?, 0);
     clear(&case).await?;
     case.end().await
 }
@@ -169,7 +160,7 @@ async fn preempt_evicts_no_pod_while_a_report_is_on_its_way() -> Result<()> {
     let new = case.node_name("new");
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
     replica.refuses(&pod, &new).await?;
-    assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
+    assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 0);
     replica.place(&pod, &new).await?;
     drop(late);
     clear(&case).await?;

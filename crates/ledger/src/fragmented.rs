@@ -322,7 +322,7 @@ impl Sight<'_> {
     }
 
     /// May others be evicted for the pod by this means?
-    fn may_evict_for(&self, means: Cause, pod: &PodFacts) -> bool {
+    pub(crate) fn may_evict_for(&self, means: Cause, pod: &PodFacts) -> bool {
         !self.earmarks.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
     }
 

@@ -9,6 +9,7 @@ use gpustow_pack::Request;
 
 use crate::Ledger;
 use crate::budget::Budget;
+use crate::earmarks::Cause;
 use crate::maps::HashSet;
 use crate::sight::Sight;
 use crate::trial::Host;
@@ -23,6 +24,20 @@ pub struct Victims {
 }
 
 impl Ledger {
+    /// May pods be evicted where only fragmented memory keeps the pod off a node? kube-scheduler asks for such victims since
+    /// Kubernetes 1.38. From the first question on it preempts for single pods, and [`Ledger::fragmented`] names none.
+    /// A pod that is too young for it is woken once it is old enough.
+    pub fn may_preempt_fragmented(&mut self, pod: &PodFacts, now: Duration) -> bool {
+        self.fragmented.leave_to_scheduler();
+        let after = self.config.preempt_after;
+        let is_on = self.config.preempt_fragmented;
+        if is_on && !self.sight(now).has_waited(pod, after) {
+            self.queue.ask_again_when(pod, after);
+            return false;
+        }
+        is_on && self.sight(now).may_evict_for(Cause::Preempt, pod)
+    }
+
     /// The pods of lower priority that hold GPU memory on a node and are not leaving already:
     /// those that [`Ledger::preempt`] may add.
     #[must_use]

@@ -8,25 +8,25 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_255),
-    ("extender", &["."], 8_460),
+    ("ledger", &["crates/ledger"], 15_286),
+    ("extender", &["."], 8_463),
     ("testkit", &["crates/testkit"], 7_200),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_415),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_420),
     ("agent", &["crates/agent"], 5_610),
     ("api", &["crates/api"], 4_140),
     ("sim", &["crates/sim"], 4_040),
-    ("pack", &["crates/pack"], 2_430),
+    ("pack", &["crates/pack"], 2_416),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate.
     ("admission", &["crates/admission"], 1_760),
     ("demo", &["crates/demo"], 1_710),
     ("inspect", &["crates/inspect"], 1_590),
     ("simulated NVML", &["crates/fake-nvml"], 1_240),
-    ("generate", &["crates/generate"], 1_000),
+    ("generate", &["crates/generate"], 995),
     ("serve", &["crates/serve"], 830),
     (
         "small crates",
         &["crates/fuzz", "crates/advice", "crates/settings"],
-        800,
+        780,
     ),
     ("simworld", &["crates/simworld"], 630),
     ("policies", &["crates/policies"], 545),

@@ -39,7 +39,11 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
         super::print::listed(&names.collect::<Vec<_>>())
     };
     match pursuit {
-        Pursuit::Off => "is off".to_owned(),
+        Pursuit::Off => format!("is off ({})", switch(cause)),
+        Pursuit::NotNow(NotNow::TooYoung(after)) => {
+            let (means, after) = (<&str>::from(cause), after.as_secs());
+            format!("does nothing: the pod has not waited {after} s yet ({means}.after)")
+        }
         Pursuit::NotNow(why) => not_now(*why),
         Pursuit::BackingOff(until) => {
             let left = until.saturating_sub(cluster.now).as_secs();
@@ -57,11 +61,24 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
                     format!("can reclaim on {node} what {pods} uses beyond its request")
                 }
                 Cause::Reserve => format!("can reserve GPUs of {node} until {pods} finishes"),
+                Cause::Preempt => format!(
+                    "can evict {pods} from {node} (Kubernetes 1.38 or later: kube-scheduler evicts)"
+                ),
                 _ => format!("can evict {pods} from {node}"),
             }
         }
         Pursuit::NoPlan => "finds nothing that would give it room".to_owned(),
         Pursuit::BudgetSpent => "needs more than one look at the nodes".to_owned(),
+    }
+}
+
+/// The field of `GpustowConfig` that turns it on.
+fn switch(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Reclaim => "reclaim.action",
+        Cause::Defragment => "defragment.evictionsPerHour",
+        Cause::Preempt => "preempt.fragmented",
+        _ => "reserve.after",
     }
 }
 
@@ -75,12 +92,7 @@ fn not_now(why: NotNow) -> String {
         NotNow::HasRoom => "room is reserved for the pod by other means",
         NotNow::Unfenced => "an earlier bind of the pod may still arrive",
         NotNow::ExpectsRoom => "pods that terminate leave room for the pod",
-        NotNow::TooYoung(after) => {
-            return format!(
-                "does nothing: the pod has not waited {} s yet",
-                after.as_secs()
-            );
-        }
+        NotNow::TooYoung(_) => "the pod has not waited long enough",
     };
     format!("does nothing: {why}")
 }

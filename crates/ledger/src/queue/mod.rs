@@ -12,6 +12,7 @@ mod turn;
 mod waiting;
 mod wake;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Queue {
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
+    /// Pods that are to ask again when they are old enough, in seconds since 1970.
+    later: BTreeSet<(i64, Uid)>,
     gangs: gangs::Gangs,
     /// Pods that have autoscalers add nodes.
     placeholders: HashSet<Uid>,
@@ -201,6 +204,22 @@ impl Queue {
     /// The pod was refused before everything was looked at.
     pub(crate) fn ask_again(&mut self, uid: &Uid) {
         self.unfinished.push(uid.clone());
+    }
+
+    /// The pod is to ask again once it has existed for so long.
+    pub(crate) fn ask_again_when(&mut self, pod: &PodFacts, age: Duration) {
+        let age = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        let due = pod.created.saturating_add(age);
+        self.later.insert((due, pod.uid.clone()));
+    }
+
+    /// Those that are old enough by now are to ask again.
+    pub(crate) fn grow_old(&mut self, unix: i64) {
+        let young = self
+            .later
+            .split_off(&(unix.saturating_add(1), Uid::default()));
+        let old = std::mem::replace(&mut self.later, young);
+        self.unfinished.extend(old.into_iter().map(|(_, uid)| uid));
     }
 
     /// kube-scheduler is to try the pod again. A gated pod is ungated for that.

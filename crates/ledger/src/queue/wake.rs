@@ -76,6 +76,9 @@ impl Waking<'_> {
         for uid in self.queue.waiting.forget_unseen(seen, self.now) {
             self.shown.forget(&uid);
         }
+        if let Some(unix) = self.unix {
+            self.queue.grow_old(unix);
+        }
         let mut woken = self.come_again(limit);
         self.queue.gated.tick(self.now);
         self.offer(limit, WORK, &mut woken);

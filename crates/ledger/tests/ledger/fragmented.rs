@@ -128,6 +128,36 @@ fn it_is_off_unless_it_is_on() {
 }
 
 #[test]
+fn kube_scheduler_gets_victims_by_the_switches_and_preempts_alone_from_then_on() {
+    let mut ledger = fragmented();
+    let pod = waits("p", 80);
+    let on = Config {
+        preempt_fragmented: true,
+        preempt_after: at(60),
+        ..Config::default()
+    };
+    let off = Config {
+        preempt_fragmented: false,
+        ..on
+    };
+    assert!(choose(&mut ledger, &pod, &["a"], at(1)).is_empty());
+    for (config, age, may, woken) in [
+        (off, 100, false, &[][..]),
+        (on, 59, false, &[]),
+        (on, 60, true, &["p"]),
+        (on, 61, true, &[]),
+        (off, 61, false, &[]),
+    ] {
+        ledger.configure(config);
+        ledger.tell_time(age);
+        assert_eq!(named(&ledger.wake(9, at(1))), woken, "{age}");
+        assert_eq!(ledger.may_preempt_fragmented(&pod, at(1)), may, "{age}");
+    }
+    ledger.configure(on);
+    assert!(due(&mut ledger, 4).is_empty());
+}
+
+#[test]
 fn only_pods_that_may_preempt_and_wait_have_others_end() {
     let changes: [fn(&mut PodFacts); 8] = [
         |pod| pod.preempts = false,
