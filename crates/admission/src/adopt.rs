@@ -18,7 +18,6 @@ const HAMI_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
 const HAMI_CORES: &str = "nvidia.com/gpucores";
 const HAMI_PLACED: &str = "hami.io/vgpu-devices-allocated";
 const VOLCANO_GPUS: &str = "volcano.sh/vgpu-number";
-const VOLCANO_MEMORY: &str = "volcano.sh/vgpu-memory";
 const VOLCANO_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
 const VOLCANO_CORES: &str = "volcano.sh/vgpu-cores";
 /// HAMi's annotations that choose GPUs, gpustow's, and what stands before and after each entry.
@@ -87,7 +86,7 @@ impl Sharer {
             ],
             Self::Volcano => &[
                 VOLCANO_GPUS,
-                VOLCANO_MEMORY,
+                names::VOLCANO_MEMORY,
                 VOLCANO_PERCENTAGE,
                 VOLCANO_CORES,
             ],
@@ -129,6 +128,22 @@ impl Terms {
             mib_per_gpu: None,
             default_mib: None,
         }
+    }
+
+    /// MiB that pods request within this bound of an old resource, once they are translated. 0 for a resource that no amount
+    /// follows from; `None` if the translation leaves the resource alone.
+    #[must_use]
+    pub fn bound(&self, key: &str, amount: u64) -> Option<u64> {
+        let each = match key {
+            names::GPUSHARE_MEM | HAMI_MEMORY | names::VOLCANO_MEMORY => self.mib_per_unit,
+            names::NVIDIA_GPU | VOLCANO_GPUS => {
+                let default = self.default_mib.filter(|_| self.sharer == Sharer::Hami);
+                default.or(self.mib_per_gpu).unwrap_or(LEAST_MIB)
+            }
+            _ => 0,
+        };
+        let is_replaced = self.sharer.replaced().contains(&key);
+        is_replaced.then(|| amount.saturating_mul(each))
     }
 
     /// What a namespace's labels say; `None` if they name no sharer.
@@ -226,8 +241,9 @@ pub(crate) fn translate(
     resource: &str,
 ) -> Result<(), BadRequest> {
     let mut wishes = Vec::new();
+    let is_again = note(&patch.pod, names::ADOPTED).is_some();
     for (path, it) in all(&patch.pod) {
-        if let Some(wish) = wish(&path, it, terms, resource)? {
+        if let Some(wish) = wish(&path, it, terms, (resource, is_again))? {
             wishes.push((path, name(it).to_owned(), wish));
         }
     }
@@ -244,7 +260,13 @@ pub(crate) fn translate(
     strangers::of_sharer(&patch.pod, terms.sharer, resource, warnings)
 }
 
-fn wish(path: &str, it: &Value, terms: Terms, resource: &str) -> Result<Option<Wish>, BadRequest> {
+/// What a container requests of the sharer. `is_again` if the pod was translated before.
+fn wish(
+    path: &str,
+    it: &Value,
+    terms: Terms,
+    (resource, is_again): (&str, bool),
+) -> Result<Option<Wish>, BadRequest> {
     let asks = |key: &str| limit(it, key).is_some();
     let at = |key: &str| format!("{}.resources.limits[{key}]", field(path));
     let number = |key: &str| match limit(it, key) {
@@ -260,7 +282,7 @@ fn wish(path: &str, it: &Value, terms: Terms, resource: &str) -> Result<Option<W
     let (gpus, memory, percentage) = match terms.sharer {
         Sharer::Gpushare => (names::GPUSHARE_MEM, names::GPUSHARE_MEM, ""),
         Sharer::Hami => (names::NVIDIA_GPU, HAMI_MEMORY, HAMI_PERCENTAGE),
-        Sharer::Volcano => (VOLCANO_GPUS, VOLCANO_MEMORY, VOLCANO_PERCENTAGE),
+        Sharer::Volcano => (VOLCANO_GPUS, names::VOLCANO_MEMORY, VOLCANO_PERCENTAGE),
         Sharer::Whole => (names::NVIDIA_GPU, "", ""),
     };
     let mut asked = [gpus, memory, percentage].into_iter();
@@ -272,8 +294,15 @@ fn wish(path: &str, it: &Value, terms: Terms, resource: &str) -> Result<Option<W
         return Ok(None);
     };
     if asks(resource) {
-        let problem =
-            format!("a container asks either for this or for {resource}: remove one of them");
+        let problem = match is_again {
+            false => {
+                format!("a container asks either for this or for {resource}: remove one of them")
+            }
+            true => format!(
+                "a LimitRange of the namespace, or another webhook, gives it to the container that gpustow translated: remove \
+                 {first} from that"
+            ),
+        };
         return Err(bad(at(first), problem));
     }
     let units = number(memory)?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
+use gpustow_api::sharers;
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
@@ -156,7 +157,9 @@ impl Agent {
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(pod)) => listed.extend(reduced(pod)),
             Ok(Event::InitDone) => {
+                let unit = self.pods.volcano_unit;
                 self.pods = NodePods::new(std::mem::take(listed));
+                self.pods.volcano_unit = unit;
                 self.pods_listed = true;
             }
             Err(error) => {
@@ -249,6 +252,13 @@ impl Agent {
         self.processes.keep(&pids);
         let cards = reading.map_or(&[][..], |reading| &reading.cards);
         let held = claims::held(&self.holdings, &self.slices, cards);
+        let totals = cards
+            .iter()
+            .filter_map(|card| Some(card.memory?.total >> 20));
+        let amounts = self.node.as_ref().map(|node| &node.amounts);
+        let unit = sharers::volcano_unit(amounts, totals.sum());
+        // What is known stays when its plugin has gone.
+        self.pods.volcano_unit = unit.or(self.pods.volcano_unit);
         let processes = &mut self.processes;
         let condemned = self
             .state

@@ -58,6 +58,8 @@ pub struct OwnNode {
     pub capacity: Option<Mib>,
     /// The same as its kubelet has told kube-scheduler.
     pub allocatable: Option<Mib>,
+    /// Its capacity of everything.
+    pub amounts: BTreeMap<String, Quantity>,
     /// Our labels on it.
     pub labels: BTreeMap<String, String>,
     /// Where in the list of its taints the startup taint is.
@@ -85,6 +87,9 @@ impl OwnNode {
             owner: node.owner_ref(&()),
             capacity: amount(status.and_then(|it| it.capacity.as_ref())),
             allocatable: amount(status.and_then(|it| it.allocatable.as_ref())),
+            amounts: status
+                .and_then(|it| it.capacity.clone())
+                .unwrap_or_default(),
             startup_taint: taints.position(|taint| Taint::of(taint).is_startup()),
             labels: labels
                 .filter(|(key, _)| ours.contains(&key.as_str()))

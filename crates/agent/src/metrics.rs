@@ -325,7 +325,8 @@ fn owners(seen: &Seen, pods: &NodePods) -> Vec<(String, &'static str, f64)> {
         let (owner, bytes) = match &pod.promise {
             Some(promise) => {
                 let total = Mib(gpu.total_mib).bytes();
-                (promise.sharer, promise.on(&gpu.uuid, gpu.index, total))
+                let at = (gpu.uuid.as_str(), gpu.index);
+                (promise.sharer, pods.promised(pod, at, total))
             }
             None => ("gpustow", pod.assigned(&gpu.uuid).bytes()),
         };

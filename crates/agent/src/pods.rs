@@ -172,6 +172,8 @@ fn container(status: &ContainerStatus) -> Option<NodeContainer> {
 #[derive(Clone, Debug, Default)]
 pub struct NodePods {
     by_uid: HashMap<Arc<str>, NodePod>,
+    /// MiB of a unit of Volcano's here, if that is known.
+    pub volcano_unit: Option<u64>,
 }
 
 impl NodePods {
@@ -183,7 +185,15 @@ impl NodePods {
                 .into_iter()
                 .map(|pod| (pod.facts.uid.clone(), pod))
                 .collect(),
+            volcano_unit: None,
         }
+    }
+
+    /// Bytes of a GPU with `total` that another sharer promised to this pod.
+    pub(crate) fn promised(&self, pod: &NodePod, (uuid, index): (&str, u32), total: u64) -> u64 {
+        let unit = self.volcano_unit.unwrap_or(1);
+        let promise = pod.promise.as_ref();
+        promise.map_or(0, |it| it.on(uuid, index, total, unit))
     }
 
     /// A pod is new or has changed.

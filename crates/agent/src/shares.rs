@@ -97,8 +97,7 @@ impl CardUse {
         let used = card.memory.map_or(named, |memory| memory.used);
         let unused = pods.iter().map(|pod| {
             let total = card.memory.map_or(0, |memory| memory.total);
-            let promise = pod.promise.as_ref();
-            let bytes = promise.map_or(0, |it| it.on(&card.uuid, card.index, total));
+            let bytes = pods.promised(pod, (&card.uuid, card.index), total);
             bytes.saturating_sub(of_sharers.get(&pod.facts.uid).copied().unwrap_or_default())
         });
         let unused = unused.fold(0, u64::saturating_add);

@@ -207,6 +207,8 @@ pub const ADOPT_DEFAULT_LABEL: &str = "gpustow.dev/adopt-default-mib";
 pub const ADOPTED: &str = "gpustow.dev/adopted";
 /// The resource of Aliyun's gpushare.
 pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
+/// The resource of Volcano's vGPU, in a unit of its configuration.
+pub const VOLCANO_MEMORY: &str = "volcano.sh/vgpu-memory";
 /// Set by administrators: label of a namespace, `p95` or `p99`. Its pods with the annotation `gpustow.dev/gpu-mem: auto` get
 /// what their workload's history advises at that quantile.
 pub const AUTO_LABEL: &str = "gpustow.dev/auto";

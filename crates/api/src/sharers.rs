@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{names, quantity};
 
@@ -37,6 +38,8 @@ enum Which {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Amount {
     Bytes(u64),
+    /// Volcano's own, as many MiB each as its `gpuMemoryFactor` says.
+    Units(u64),
     /// So many of the units into which the GPU is divided.
     Part(u64, u64),
     Whole,
@@ -63,9 +66,9 @@ impl Promise {
             .or_else(|| hami(pod, notes))
     }
 
-    /// Bytes of this GPU, which has `total`.
+    /// Bytes of this GPU, which has `total`, on a node where a unit of Volcano's is as many MiB.
     #[must_use]
-    pub fn on(&self, uuid: &str, index: u32, total: u64) -> u64 {
+    pub fn on(&self, uuid: &str, index: u32, total: u64, unit: u64) -> u64 {
         let here = self.gpus.iter().filter(|(which, _)| match which {
             Which::Uuid(it) => it == uuid,
             Which::Index(it) => *it == index,
@@ -73,6 +76,7 @@ impl Promise {
         });
         let bytes = here.map(|(_, amount)| match *amount {
             Amount::Bytes(bytes) => bytes,
+            Amount::Units(units) => units.saturating_mul(unit).saturating_mul(1 << 20),
             Amount::Part(units, of) => part(total, units, of),
             Amount::Whole => total,
         });
@@ -123,6 +127,14 @@ pub fn requested(pod: &Pod, resource: &str) -> u64 {
     amounts.fold(0, u64::saturating_add)
 }
 
+/// MiB of a unit of Volcano's on a node that has so much of its memory, and GPUs of `mib` in all; `None` if it has none.
+#[must_use]
+pub fn volcano_unit(amounts: Option<&BTreeMap<String, Quantity>>, mib: u64) -> Option<u64> {
+    let units = quantity::whole(amounts?.get(names::VOLCANO_MEMORY)?)?;
+    let unit = mib.checked_add(units / 2)?.checked_div(units)?;
+    (mib > 0).then_some(unit.max(1))
+}
+
 fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
@@ -171,12 +183,12 @@ fn volcano(pod: &Pod, notes: &BTreeMap<String, String>) -> Option<Promise> {
     if gpus == 0 {
         return None;
     }
-    let each = requested(pod, "volcano.sh/vgpu-memory");
+    let each = requested(pod, names::VOLCANO_MEMORY);
     let listed = notes
         .get("volcano.sh/vgpu-ids-new")
-        .and_then(|it| list(it, gpus));
+        .and_then(|it| list(it, gpus, Amount::Units));
     Some(listed.map_or_else(
-        || Promise::unreadable(SHARER, memory(each)),
+        || Promise::unreadable(SHARER, memory(each, Amount::Units)),
         |gpus| Promise::readable(SHARER, gpus),
     ))
 }
@@ -193,31 +205,31 @@ fn hami(pod: &Pod, notes: &BTreeMap<String, String>) -> Option<Promise> {
     }
     let listed = notes
         .get("hami.io/vgpu-devices-allocated")
-        .and_then(|it| list(it, gpus.max(1)));
+        .and_then(|it| list(it, gpus.max(1), mib));
     match listed {
         Some(gpus) => Some(Promise::readable(SHARER, gpus)),
-        None if only_hamis => Some(Promise::unreadable(SHARER, memory(each))),
+        None if only_hamis => Some(Promise::unreadable(SHARER, memory(each, mib))),
         None => None,
     }
 }
 
 /// Without an amount it is the whole GPU.
-fn memory(each: u64) -> Amount {
+fn memory(each: u64, amount: fn(u64) -> Amount) -> Amount {
     match each {
         0 => Amount::Whole,
-        each => mib(each),
+        each => amount(each),
     }
 }
 
 /// The GPUs of a list, at most as many as the pod requests.
-fn list(text: &str, at_most: u64) -> Option<Vec<(Which, Amount)>> {
+fn list(text: &str, at_most: u64, of: fn(u64) -> Amount) -> Option<Vec<(Which, Amount)>> {
     let entries = text.split([';', ':']).filter(|entry| !entry.is_empty());
     let gpus = entries.take(MAX_GPUS + 1).map(|entry| {
         let mut fields = entry.split(',');
         let (uuid, _, amount) = (fields.next()?, fields.next()?, fields.next()?);
         let uuid = uuid.trim();
         (!uuid.is_empty()).then_some(())?;
-        Some((Which::Uuid(uuid.to_owned()), mib(number(amount)?)))
+        Some((Which::Uuid(uuid.to_owned()), of(number(amount)?)))
     });
     let gpus: Vec<_> = gpus.collect::<Option<_>>()?;
     let count = u64::try_from(gpus.len()).ok()?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpustow_api::owner::of;
-use gpustow_api::sharers::{Promise, requested};
+use gpustow_api::sharers::{Promise, requested, volcano_unit};
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::CardView;
 use gpustow_pack::Mib;
@@ -50,9 +50,19 @@ impl Other {
         })
     }
 
-    fn on(&self, card: &CardView) -> Mib {
-        let bytes = self.promise.on(&card.uuid, card.index, card.total.bytes());
+    fn on(&self, card: &CardView, unit: u64) -> Mib {
+        let total = card.total.bytes();
+        let bytes = self.promise.on(&card.uuid, card.index, total, unit);
         Mib(bytes.div_ceil(1 << 20))
+    }
+}
+
+impl Cluster {
+    /// MiB of a unit of Volcano's on the node, if it has some.
+    pub fn volcano_unit(&self, node: &str) -> Option<u64> {
+        let gpus = self.reports.get(node)?.gpus.iter();
+        let amounts = self.nodes.get(node)?.status.as_ref()?.capacity.as_ref();
+        volcano_unit(amounts, gpus.map(|gpu| gpu.total_mib).sum())
     }
 }
 
@@ -82,16 +92,19 @@ impl<'a> Owners<'a> {
     /// What other sharers promised of a card.
     pub fn promised(&self, node: &str, card: &CardView) -> Mib {
         let pods = self.others.get(node).into_iter().flatten();
-        pods.map(|it| it.on(card)).sum()
+        let unit = self.cluster.volcano_unit(node).unwrap_or(1);
+        pods.map(|it| it.on(card, unit)).sum()
     }
 
     /// Pods that have their share from another sharer or a device plugin, and processes of no pod.
     pub fn others(&self, node: &str, card: &CardView) -> Vec<String> {
         let pods = self.others.get(node).into_iter().flatten();
-        let mut owners: Vec<String> = pods
-            .filter(|it| it.on(card) > Mib::ZERO)
-            .map(|it| format!("{} {} ({})", it.pod, memory(it.on(card)), it.promise.sharer))
-            .collect();
+        let unit = self.cluster.volcano_unit(node).unwrap_or(1);
+        let held = pods.map(|it| (it, it.on(card, unit)));
+        let held = held.filter(|(_, mib)| *mib > Mib::ZERO);
+        let held =
+            held.map(|(it, mib)| format!("{} {} ({})", it.pod, memory(mib), it.promise.sharer));
+        let mut owners: Vec<String> = held.collect();
         let report = self.cluster.reports.get(node);
         let gpu = report.and_then(|it| it.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
         if let Some(by) = gpu.and_then(|gpu| gpu.held_by.as_ref()) {

@@ -5,7 +5,7 @@ use gpustow_agent::metrics::Metrics;
 use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
-use gpustow_api::sharers::Promise;
+use gpustow_api::sharers::{Promise, volcano_unit};
 use k8s_openapi::api::core::v1::Pod;
 use prometheus::proto::LabelPair;
 use proptest::prelude::*;
@@ -27,6 +27,11 @@ fn pod(limits: &Value, annotations: &Value) -> Pod {
 
 /// MiB that count as taken on each of two GPUs, on which the pod uses `used` MiB of the first.
 fn taken(pod: &Pod, used: u64) -> (GpuNodeStatus, [u64; 2]) {
+    taken_in(pod, used, None)
+}
+
+/// The same where a unit of Volcano's is so many MiB.
+fn taken_in(pod: &Pod, used: u64, unit: Option<u64>) -> (GpuNodeStatus, [u64; 2]) {
     let processes = match used {
         0 => vec![],
         _ => vec![process(1, used)],
@@ -38,7 +43,8 @@ fn taken(pod: &Pod, used: u64) -> (GpuNodeStatus, [u64; 2]) {
     };
     let host = Host::new(&machine(vec![first, h100(1)]));
     host.process(1, &cgroup_of(UID));
-    let pods = NodePods::new(NodePod::from_pod(pod, names::GPU_MEM));
+    let mut pods = NodePods::new(NodePod::from_pod(pod, names::GPU_MEM));
+    pods.volcano_unit = unit;
     let mut state = state();
     host.sample(&mut state, &pods, at(0));
     let status = status_of(&state, &pods);
@@ -215,6 +221,39 @@ fn annotation_of_a_sharer_counts_only_on_a_pod_that_requests_its_resource() {
     }
 }
 
+#[test]
+fn unit_of_volcano_is_that_of_its_capacity_on_the_node() {
+    let amounts = |units: &str| {
+        let all = json!({ names::VOLCANO_MEMORY: units });
+        serde_json::from_value(all).unwrap()
+    };
+    for (units, unit) in [
+        ("163118", Some(1)),
+        ("16310", Some(10)),
+        ("1630", Some(100)),
+        // More than there is.
+        ("326236", Some(1)),
+        ("0", None),
+        ("many", None),
+        ("18446744073709551615", Some(1)),
+    ] {
+        assert_eq!(
+            volcano_unit(Some(&amounts(units)), 2 * TOTAL),
+            unit,
+            "{units}"
+        );
+        assert_eq!(volcano_unit(Some(&amounts(units)), 0), None);
+    }
+    let volcano = json!({ "volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000" });
+    let ids = json!({ "volcano.sh/vgpu-ids-new": "GPU-1,NVIDIA,3000,0:;" });
+    for (pod, expected) in [
+        (pod(&volcano, &ids), [0, 30_000]),
+        (pod(&volcano, &json!({})), [30_000, 30_000]),
+    ] {
+        assert_eq!(taken_in(&pod, 0, Some(10)).1, expected);
+    }
+}
+
 proptest! {
     #[test]
     fn whatever_annotations_say_no_more_than_the_gpu_counts(
@@ -222,6 +261,7 @@ proptest! {
         list in "[GPU,:;0-9a-z-]{0,40}",
         amount in any::<u64>(),
         total in 0..u64::MAX,
+        unit in any::<u64>(),
     ) {
         let limits = json!({
             names::GPUSHARE_MEM: amount.to_string(), "nvidia.com/gpumem": amount.to_string(),
@@ -238,7 +278,7 @@ proptest! {
                 limits.retain(|it, _| it == key || it == "nvidia.com/gpu");
             }
             let promise = Promise::of(&pod(&limits, &annotations));
-            prop_assert!(promise.is_none_or(|it| it.on("GPU-0", 0, total) <= total));
+            prop_assert!(promise.is_none_or(|it| it.on("GPU-0", 0, total, unit) <= total));
         }
     }
 }

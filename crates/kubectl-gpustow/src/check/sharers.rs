@@ -48,11 +48,14 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     }
     units(cluster, findings);
     for node in cluster.nodes.keys() {
-        if let Some(unit) = unit(cluster, node) {
+        let gpushares = unit(cluster, node).map(|unit| (names::GPUSHARE_MEM, unit.to_owned()));
+        let volcanos = cluster.volcano_unit(node).filter(|unit| *unit > 1);
+        let volcanos = volcanos.map(|unit| (names::VOLCANO_MEMORY, format!("{unit}MiB")));
+        for (key, unit) in gpushares.into_iter().chain(volcanos) {
             findings.add(
                 Level::Info,
                 format!("node/{node}"),
-                format!("{} is counted in {unit} here", names::GPUSHARE_MEM),
+                format!("{key} is counted in {unit} here"),
                 format!("label its namespaces {}={unit}", names::ADOPT_UNIT_LABEL),
             );
         }
