@@ -7,7 +7,7 @@ use gpustow_admission::{Act, Admitted, Ask, Cluster, admit};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::quantity::whole;
 use gpustow_api::{BadRequest, names};
-use gpustow_testkit::{Case, wait_bound};
+use gpustow_testkit::{Case, eventually, wait_bound};
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
@@ -439,4 +439,35 @@ async fn pod_of_gpushare_is_bound_to_a_gpu_with_room() -> Result<()> {
     assert_eq!(charges.iter().map(|it| it.1.0).collect::<Vec<_>>(), [3072]);
     replica.settled(&case).await?;
     case.end().await
+}
+
+#[tokio::test]
+async fn limit_range_of_the_old_resource_is_named_as_the_cause() -> Result<()> {
+    let cluster = adopting().await?;
+    let client = cluster.admin()?;
+    let labels = json!({ names::ADOPT_LABEL: "whole" });
+    namespace(&client, "ranged", labels).await?;
+    let range = json!({ "apiVersion": "v1", "kind": "LimitRange",
+        "metadata": { "name": "gpus", "namespace": "ranged" },
+        "spec": { "limits": [{ "type": "Container", "max": { names::NVIDIA_GPU: "1" } }] } });
+    cluster.apply(&range.to_string()).await?;
+    let pod = of(
+        "ranged",
+        json!({}),
+        &[("main", json!({ names::NVIDIA_GPU: "1" }))],
+    )?;
+    eventually(SOON, "the LimitRange is in force", async || {
+        let made = try_create(&client, &pod).await;
+        let Err(kube::Error::Api(status)) = made else {
+            anyhow::bail!("{}", serde_json::to_string(&made.ok())?);
+        };
+        let texts = ["a LimitRange of the namespace", "remove nvidia.com/gpu"];
+        ensure!(
+            texts.iter().all(|it| status.message.contains(it)),
+            "{status:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    Ok(())
 }

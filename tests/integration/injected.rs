@@ -1,12 +1,22 @@
-//! Pods to which another policy adds a container.
+//! Pods that another policy or webhook changes too.
+
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use gpustow_testkit::eventually;
+use axum::Json;
+use axum::extract::Path;
+use axum::routing::post;
+use gpustow_api::names;
+use gpustow_serve::{Bounds, Tls, serve_until};
+use gpustow_testkit::{ControlPlane, Options, certificate, eventually};
+use k8s_openapi::ByteString;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
-use crate::install::{installed, try_create};
+use crate::install::{install, installed, try_create};
 use crate::policies::{asks, devices, path_of, pod};
 use crate::support::SOON;
+use crate::webhook::created;
 
 /// Adds a container to pods with a label.
 fn injecting(name: &str) -> Value {
@@ -63,6 +73,140 @@ async fn a_container_that_another_policy_adds_gets_no_devices() -> Result<()> {
         made.metadata.managed_fields = None;
         let copy = try_create(&client, &made).await?;
         assert_eq!(copy.spec, made.spec, "{name}");
+    }
+    Ok(())
+}
+
+/// Changes that a webhook makes, by the path at which it is called.
+fn changes(path: &str) -> Value {
+    let limits = |key: &str, amount: &str| {
+        let add = json!({ "limits": { key: amount }, "requests": { key: amount } });
+        json!([{ "op": "add", "path": "/spec/containers/0/resources", "value": add }])
+    };
+    let set = |at: &str, value: Value| json!([{ "op": "add", "path": at, "value": value }]);
+    match path {
+        "gives" => limits(names::GPU_MEM, "4096"),
+        "unmarks" => set("/metadata/labels", json!({ "later": "unmarks" })),
+        "moves" => set("/spec/schedulerName", json!("default-scheduler")),
+        "shows" => {
+            let all = json!({ "name": names::VISIBLE_DEVICES, "value": "all" });
+            set("/spec/containers/1/env/-", all)
+        }
+        "forgets" => set("/spec/containers/0/env", json!([])),
+        "privileges" => {
+            let all = json!({ "privileged": true });
+            set("/spec/containers/1/securityContext", all)
+        }
+        _ => set(
+            "/metadata/annotations",
+            json!({ "example.com/seen": "yes" }),
+        ),
+    }
+}
+
+/// A webhook that changes pods, each by the value of its label `later`, after gpustow's.
+async fn later(cluster: &ControlPlane) -> Result<()> {
+    let authority = certificate(cluster.dir(), "127.0.0.1")?;
+    let tls = Tls::of(cluster.dir())?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    let answer = async |Path(path): Path<String>, Json(review): Json<Value>| {
+        let patch = ByteString(changes(&path).to_string().into_bytes());
+        let response = json!({ "uid": review["request"]["uid"], "allowed": true,
+            "patchType": "JSONPatch", "patch": patch });
+        Json(
+            json!({ "apiVersion": review["apiVersion"], "kind": review["kind"], "response": response }),
+        )
+    };
+    let router = axum::Router::new().route("/{path}", post(answer));
+    let bounds = Bounds {
+        connections: 64,
+        patience: Duration::from_secs(60),
+        buffer: 64 << 10,
+    };
+    tokio::spawn(serve_until(
+        listener,
+        Some(tls),
+        bounds,
+        router,
+        std::future::pending::<()>(),
+    ));
+    let webhooks = LATER.map(|path| {
+        let pods = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"] });
+        json!({ "name": format!("{path}.example.com"), "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "reinvocationPolicy": "IfNeeded", "objectSelector": { "matchLabels": { "later": path } }, "rules": [pods],
+            "clientConfig": { "url": format!("https://127.0.0.1:{port}/{path}"),
+                "caBundle": ByteString(authority.clone().into_bytes()) } })
+    });
+    let configuration = json!({ "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration", "metadata": { "name": "zzz-later" }, "webhooks": webhooks });
+    cluster.apply(&configuration.to_string()).await.map(drop)
+}
+
+const LATER: [&str; 7] = [
+    "gives",
+    "unmarks",
+    "moves",
+    "shows",
+    "forgets",
+    "privileges",
+    "notes",
+];
+
+#[tokio::test]
+async fn pod_that_a_later_webhook_changes_is_refused_by_the_name_of_what_is_wrong() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/base").await?;
+    let client = cluster.admin()?;
+    later(&cluster).await?;
+    let of = |kind: &str| {
+        let container = match kind {
+            "gives" => json!({ "name": "main", "image": "cuda" }),
+            _ => json!({ "name": "main", "image": "cuda",
+                "resources": { "limits": { names::GPU_MEM: "4096" } } }),
+        };
+        json!({ "metadata": { "name": "p", "labels": { "later": kind } },
+            "spec": { "containers": [container, { "name": "idle", "image": "cuda" }] } })
+    };
+    eventually(SOON, "the later webhook is called", async || {
+        let made = created(&client, &of("notes")).await?;
+        let made = made.map_err(anyhow::Error::msg)?;
+        let seen = &made["metadata"]["annotations"]["example.com/seen"];
+        ensure!(*seen == "yes", "{made}");
+        Ok(())
+    })
+    .await?;
+    let before = "a name that sorts before zz-gpustow";
+    for (kind, texts) in [
+        ("gives", ["spec.containers: gpustow.dev/gpu-mem: ", before]),
+        (
+            "unmarks",
+            ["spec.containers: gpustow.dev/gpu-mem: ", before],
+        ),
+        ("moves", ["spec.schedulerName: ", before]),
+        (
+            "forgets",
+            ["spec.containers: main: NVIDIA_VISIBLE_DEVICES ", before],
+        ),
+        // The webhook is asked again.
+        (
+            "shows",
+            ["spec.containers[1].env", "is gpustow's to set: remove it"],
+        ),
+        (
+            "privileges",
+            ["spec.containers[1].securityContext", "remove it"],
+        ),
+    ] {
+        let made = created(&client, &of(kind)).await?;
+        let why = made.err().unwrap_or_default();
+        ensure!(texts.iter().all(|it| why.contains(it)), "{kind}: {why:?}");
+    }
+    // Pods that it leaves alone pass, and those that request nothing.
+    for kind in ["none", "notes"] {
+        created(&client, &of(kind))
+            .await?
+            .map_err(anyhow::Error::msg)?;
     }
     Ok(())
 }

@@ -16,7 +16,8 @@ use gpustow_api::version::is_later;
 use crate::manifests::documents;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
-const POLICIES: [&str; 4] = [
+const POLICIES: [&str; 5] = [
+    "gpustow-admitted",
     "gpustow-agent",
     "gpustow-annotations",
     "gpustow-extender",
