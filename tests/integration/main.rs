@@ -44,6 +44,7 @@ mod mig;
 mod moving;
 mod mps;
 mod observability;
+mod outage;
 mod packing;
 mod percentage;
 mod policies;

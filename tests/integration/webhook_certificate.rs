@@ -45,7 +45,7 @@ async fn applied(cluster: &ControlPlane) -> Result<()> {
 }
 
 /// What a Service does: it leads each connection to one of the replicas that are ready.
-struct Balancer {
+pub(crate) struct Balancer {
     port: u16,
     /// Connections are cut when this changes.
     cuts: watch::Sender<()>,
@@ -80,7 +80,7 @@ impl Balancer {
     }
 
     /// Ends every connection, so that the next call is greeted with the certificate of now.
-    async fn cut(&self) -> Result<()> {
+    pub(crate) async fn cut(&self) -> Result<()> {
         self.cuts.send_replace(());
         eventually(SOON, "the API server lets its connections go", async || {
             let open = self.open.load(Ordering::SeqCst);
@@ -118,15 +118,15 @@ async fn lead(
 }
 
 /// Two replicas behind the Service, with an administrator's certificate at first.
-struct Rig {
+pub(crate) struct Rig {
     cluster: ControlPlane,
-    client: Client,
-    replicas: Vec<Extender>,
-    balancer: Balancer,
+    pub(crate) client: Client,
+    pub(crate) replicas: Vec<Extender>,
+    pub(crate) balancer: Balancer,
 }
 
 impl Rig {
-    async fn start() -> Result<Rig> {
+    pub(crate) async fn start() -> Result<Rig> {
         let cluster = ControlPlane::start(Options::default()).await?;
         applied(&cluster).await?;
         let name = format!("{}.{SYSTEM}.svc", names::WEBHOOK);
@@ -192,7 +192,7 @@ impl Rig {
     }
 
     /// A pod that asks is changed, over a connection of its own.
-    async fn create(&self) -> Result<()> {
+    pub(crate) async fn create(&self) -> Result<()> {
         let limits = json!({ "limits": { names::GPU_MEM: "1" } });
         let container = json!({ "name": "c", "image": "cuda", "resources": limits });
         let pod = json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });
