@@ -12,7 +12,7 @@ use gpustow_policies::admission::{Expected, Weakness};
 use gpustow_settings::Feature;
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, ResourceQuota};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -74,14 +74,25 @@ pub struct Lists {
     pub config: Seen<GpustowConfig>,
     /// What workloads used, of files alone: [`Source::workloads`] asks a cluster.
     workloads: Vec<GpuWorkload>,
-    /// Of files alone: [`Source::namespaces`] asks a cluster.
-    namespaces: Vec<Namespace>,
+    /// Of files alone: [`Source::bounds`] asks a cluster.
+    bounds: Bounds,
     /// Events about places that the extender keeps for pods; empty if they may not be read.
     pub events: Vec<Event>,
     /// Minor version of the API server.
     pub minor: Option<u32>,
     /// The namespace of the context, if there is one.
     pub namespace: Option<String>,
+}
+
+/// What namespaces say of the pods that are created there.
+#[derive(Clone, Debug, Default)]
+pub struct Bounds {
+    /// Their labels and annotations.
+    pub namespaces: Vec<Namespace>,
+    /// What all pods of a namespace may request.
+    pub quotas: Vec<ResourceQuota>,
+    /// What one of them may, and what it gets if it requests nothing.
+    pub ranges: Vec<LimitRange>,
 }
 
 impl Source {
@@ -145,7 +156,7 @@ impl Source {
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
             config,
             workloads: Vec::new(),
-            namespaces: Vec::new(),
+            bounds: Bounds::default(),
             events,
             minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
@@ -183,10 +194,26 @@ impl Source {
     /// As [`Source::lists`].
     pub async fn namespaces(&self) -> Result<Vec<Namespace>, Error> {
         if let Some(path) = &self.from {
-            return Ok(read_lists(path)?.namespaces);
+            return Ok(read_lists(path)?.bounds.namespaces);
         }
         let (client, _) = self.client().await?;
         list(Api::all(client), "namespaces").await
+    }
+
+    /// Lists namespaces, quotas and LimitRanges.
+    ///
+    /// # Errors
+    /// As [`Source::lists`].
+    pub async fn bounds(&self) -> Result<Bounds, Error> {
+        if let Some(path) = &self.from {
+            return Ok(read_lists(path)?.bounds);
+        }
+        let (client, _) = self.client().await?;
+        Ok(Bounds {
+            namespaces: list(Api::all(client.clone()), "namespaces").await?,
+            quotas: list(Api::all(client.clone()), "resourcequotas").await?,
+            ranges: list(Api::all(client), "limitranges").await?,
+        })
     }
 
     /// A client with the user's own rights, and the namespace of the context.
@@ -480,7 +507,9 @@ impl Lists {
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),
-            "Namespace" => self.namespaces.push(serde_json::from_value(object)?),
+            "Namespace" => (self.bounds.namespaces).push(serde_json::from_value(object)?),
+            "ResourceQuota" => (self.bounds.quotas).push(serde_json::from_value(object)?),
+            "LimitRange" => (self.bounds.ranges).push(serde_json::from_value(object)?),
             "GpuWorkload" => self.workloads.push(serde_json::from_value(object)?),
             "GpustowConfig" => self.config = Seen::Read(serde_json::from_value(object)?),
             "" => return Err("an object without a kind".into()),

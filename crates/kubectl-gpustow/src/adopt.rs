@@ -8,15 +8,15 @@ use gpustow_admission::Cluster;
 use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
-use gpustow_inspect::Scope;
 use gpustow_inspect::system::Seen;
+use gpustow_inspect::{Bounds, Scope};
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
-use kube::core::SelectorExt as _;
 
 use crate::admitted::admitted;
 use crate::args::{AdoptArgs, Global};
+use crate::bounds::stale;
 use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Column, Listing, Value, column};
 use crate::whatif::{Inventory, Rehearsal};
@@ -35,6 +35,8 @@ struct Row {
     /// What is left out, or how the pods fare as a whole.
     note: Option<String>,
     sums: Option<Sums>,
+    /// A quota or a LimitRange, and no pod.
+    is_bound: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -50,7 +52,7 @@ struct Sums {
 
 impl Row {
     fn is_translated(&self) -> bool {
-        self.becomes.is_some()
+        self.becomes.is_some() && !self.is_bound
     }
 
     fn is_refused(&self) -> bool {
@@ -72,7 +74,14 @@ pub(crate) async fn run(
     );
     let source = &global.source;
     let resource = &source.resource_name;
-    let namespaces = source.namespaces().await?;
+    let bounds = match source.bounds().await {
+        Ok(bounds) => bounds,
+        // Whoever may not read quotas is not told of them.
+        Err(_) => Bounds {
+            namespaces: source.namespaces().await?,
+            ..Bounds::default()
+        },
+    };
     let lists = source.lists().await?;
     let spec = match &lists.config {
         Seen::Read(config) => config.spec.clone(),
@@ -89,7 +98,7 @@ pub(crate) async fn run(
         selector: global.selector.clone(),
     };
     let pods: Vec<Pod> = lists.pods.into_iter().map(|it| it.pod).collect();
-    let labelled = labelled(&namespaces, &pods, args);
+    let labelled = labelled(&bounds.namespaces, &pods, args);
     let now = assigned(&pods, resource)
         .union(&foreign(&lists.gpunodes))
         .count();
@@ -103,7 +112,7 @@ pub(crate) async fn run(
             all.push(pod);
             continue;
         };
-        let new = match is_in(&scope, &pod) {
+        let new = match scope.has(&pod) {
             true => {
                 let (row, new) = row(&pod, labels, cluster);
                 rows.push(row);
@@ -127,6 +136,24 @@ pub(crate) async fn run(
         }
         false => None,
     };
+    let of_scope = |name: &str| scope.namespace.as_ref().is_none_or(|it| it == name);
+    let terms = |name: &str| {
+        let labels = labelled.get(name).filter(|_| of_scope(name))?;
+        Terms::of(labels).ok().flatten()
+    };
+    rows.extend(stale(&bounds, terms, resource).into_iter().map(|it| {
+        Row {
+            sharer: terms(&it.namespace)
+                .map_or("-", |it| it.sharer.into())
+                .to_owned(),
+            pod: it.object,
+            request: it.says,
+            becomes: it.becomes,
+            note: Some(format!("{}: {}", it.problem, it.fix)),
+            is_bound: true,
+            ..Row::default()
+        }
+    }));
     listing(rows, rehearsal, now).print(&args.output, screen, out)
 }
 
@@ -177,13 +204,6 @@ fn labelled(
 fn holds(pod: &Pod, resource: &str) -> bool {
     let facts = PodFacts::from_pod(pod, resource);
     facts.is_some_and(|it| !it.released && !it.deleting)
-}
-
-fn is_in(scope: &Scope, pod: &Pod) -> bool {
-    let namespace = scope.namespace.as_ref();
-    let selector = scope.selector.as_ref();
-    namespace.is_none_or(|it| pod.metadata.namespace.as_ref() == Some(it))
-        && selector.is_none_or(|it| it.matches(pod.labels()))
 }
 
 /// What becomes of a pod, and the pod as it would be created.
@@ -334,9 +354,11 @@ fn listing(mut rows: Vec<Row>, rehearsal: Option<Rehearsal>, now: usize) -> List
         then: rehearsal.as_ref().map(|it| it.taken.len()),
         gpus: rehearsal.as_ref().map_or(0, |it| it.gpus),
     };
+    let bounds = count(|row| row.is_bound);
+    let pods = rows.len() - bounds;
     let total = Row {
         pod: "*".to_owned(),
-        becomes: Some(format!("{} of {} pods", sums.translated, rows.len())),
+        becomes: Some(format!("{} of {pods} pods", sums.translated)),
         note: Some(fares(&sums)),
         sums: Some(sums),
         ..Row::default()
@@ -346,9 +368,12 @@ fn listing(mut rows: Vec<Row>, rehearsal: Option<Rehearsal>, now: usize) -> List
         columns: columns(),
         total: Some(total),
         rows,
-        name: |row| format!("pod/{}", row.pod),
+        name: |row| match row.is_bound {
+            true => row.pod.clone(),
+            false => format!("pod/{}", row.pod),
+        },
         empty: "No pod requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin.",
-        answer: match sums.refused + sums.waiting {
+        answer: match sums.refused + sums.waiting + bounds {
             0 => Answer::Yes,
             _ => Answer::No,
         },
@@ -381,10 +406,10 @@ fn columns() -> Vec<Column<Row>> {
             Some(sums) => of(sums),
             None => one.map(usize::from),
         };
-        sum.map_or(Value::Nothing, |it| Value::Count(it as u64))
+        sum.map(|it| it as u64).into()
     }
     vec![
-        column("POD", "pod", Always, |row| Value::Text(row.pod.clone())),
+        column("POD", "pod", Always, |row| row.pod.clone().into()),
         column("ADOPT", "adopt", Always, |row| text(Some(&row.sharer))),
         column("REQUEST", "request", Always, |row| text(Some(&row.request))),
         column("BECOMES", "", Table, |row| match row.is_refused() {

@@ -1,5 +1,6 @@
 //! `check`: drift between assignments, GPUs, agents and the scheduler's configuration, and the fix.
 
+mod bounds;
 mod cards;
 mod configuration;
 mod marks;
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpustow_api::faults::NodeFault;
 use gpustow_api::{Asks, names, quantity};
-use gpustow_inspect::{Cluster, PodInfo, age, memory, owner::Owners, state, system::Seen};
+use gpustow_inspect::{Bounds, Cluster, PodInfo, age, memory, owner::Owners, state, system::Seen};
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
 
@@ -69,9 +70,13 @@ impl Findings {
     }
 }
 
-/// Everything that needs a person, errors first. `webhook` is what is wrong with it. The answer is no if there is more than
-/// information.
-pub(crate) fn run(cluster: &Cluster, webhook: Option<String>) -> Listing<Finding> {
+/// Everything that needs a person, errors first. `webhook` is what is wrong with it, `bounds` what namespaces say if that may
+/// be read. The answer is no if there is more than information.
+pub(crate) fn run(
+    cluster: &Cluster,
+    webhook: Option<String>,
+    bounds: Option<&Bounds>,
+) -> Listing<Finding> {
     let mut findings = Findings::default();
     if let Some(problem) = webhook {
         findings.add(
@@ -102,6 +107,7 @@ pub(crate) fn run(cluster: &Cluster, webhook: Option<String>) -> Listing<Finding
     queue::look(cluster, &mut findings);
     sharers::look(cluster, &mut findings);
     marks::look(cluster, &mut findings);
+    bounds::look(cluster, bounds, &mut findings);
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
     let rows = findings.0.into_iter();
@@ -122,14 +128,12 @@ pub(crate) fn run(cluster: &Cluster, webhook: Option<String>) -> Listing<Finding
                 Level::Warning => Value::Bad("warning".to_owned()),
                 Level::Info => Value::Text("info".to_owned()),
             }),
-            column("OBJECT", "object", Always, |row| Value::Text(row.object())),
+            column("OBJECT", "object", Always, |row| row.object().into()),
             column("PROBLEM", "problem", Always, |row| {
-                Value::Text(row.problem.clone())
+                row.problem.clone().into()
             }),
-            column("FIX", "fix", Always, |row| Value::Text(row.fix.clone())),
-            column("OBJECTS", "objects", Wide, |row| {
-                Value::Names(row.objects.clone())
-            }),
+            column("FIX", "fix", Always, |row| row.fix.clone().into()),
+            column("OBJECTS", "objects", Wide, |row| row.objects.clone().into()),
         ],
         rows,
         total: None,

@@ -7,6 +7,7 @@ mod admitted;
 mod adopt;
 mod advise;
 mod args;
+mod bounds;
 mod capacity;
 mod check;
 mod completion;
@@ -95,7 +96,8 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         Command::Check { output } => {
             let cluster = cluster().await?;
             let webhook = Box::pin(admitted::problem(&global.source)).await?;
-            check::run(&cluster, webhook).print(&output, screen, out)
+            let bounds = Box::pin(global.source.bounds()).await.ok();
+            check::run(&cluster, webhook, bounds.as_ref()).print(&output, screen, out)
         }
         Command::Version => version::run(cluster().await, out),
         Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,

@@ -178,3 +178,115 @@ async fn requests_are_translated_before_agents_run_and_nothing_runs_without_the_
     ensure!(refused.to_string().contains("add --dry-run"), "{refused}");
     Ok(())
 }
+
+fn quota(namespace: &str, hard: &Value) -> Value {
+    json!({ "kind": "ResourceQuota", "metadata": { "namespace": namespace, "name": "gpus" }, "spec": { "hard": hard } })
+}
+
+fn range(namespace: &str, limits: &Value) -> Value {
+    json!({ "kind": "LimitRange", "metadata": { "namespace": namespace, "name": "gpus" },
+        "spec": { "limits": [limits] } })
+}
+
+#[tokio::test]
+async fn rehearsal_and_check_name_what_quotas_and_limit_ranges_become() -> Result<()> {
+    let whole = json!({ "nvidia.com/gpu": "1" });
+    let label = |sharer: &str| json!({ "gpustow.dev/adopt": sharer });
+    let objects = [
+        namespace("whole", &label("whole")),
+        namespace(
+            "sized",
+            &json!({ "gpustow.dev/adopt": "whole", "gpustow.dev/adopt-mib-per-gpu": "24000" }),
+        ),
+        namespace("share", &label("gpushare")),
+        namespace("hami", &label("hami")),
+        namespace("done", &label("whole")),
+        namespace("stays", &json!({})),
+        pod("later", "a", "n", &json!({}), &whole),
+        quota(
+            "whole",
+            &json!({ "requests.nvidia.com/gpu": "4", "cpu": "8" }),
+        ),
+        quota("sized", &json!({ "requests.nvidia.com/gpu": "4" })),
+        quota("share", &json!({ "requests.aliyun.com/gpu-mem": "20" })),
+        quota(
+            "hami",
+            &json!({ "requests.nvidia.com/gpu": "4", "requests.nvidia.com/gpumem": "9000" }),
+        ),
+        quota(
+            "done",
+            &json!({ "requests.nvidia.com/gpu": "4", "requests.gpustow.dev/gpu-mem": "4096" }),
+        ),
+        quota("stays", &json!({ "requests.nvidia.com/gpu": "4" })),
+        quota("later", &json!({ "requests.nvidia.com/gpu": "1" })),
+        range(
+            "whole",
+            &json!({ "type": "Container", "max": { "nvidia.com/gpu": "1" } }),
+        ),
+        range(
+            "stays",
+            &json!({ "type": "Container", "max": { "gpustow.dev/gpu-mem": "24576" } }),
+        ),
+    ];
+    let files = Files::new("adopt-bounds", &objects)?;
+    let (answer, total, rows) = rehearsed(&files, "").await?;
+    assert_eq!(answer, Answer::No);
+    assert_eq!(total["translated"], 1);
+    for (namespace, mib) in [
+        ("whole", 4096),
+        ("sized", 96_000),
+        ("share", 20_480),
+        ("hami", 9000),
+        ("later", 1024),
+    ] {
+        let row = becomes(&rows, &format!("resourcequota/{namespace}/gpus"));
+        assert_eq!(row, format!("requests.gpustow.dev/gpu-mem {mib}"));
+    }
+    let row = rows
+        .iter()
+        .find(|row| row["pod"] == "limitrange/whole/gpus");
+    let note = row.map_or(Value::Null, |row| row["note"].clone());
+    ensure!(
+        note.to_string().contains("remove nvidia.com/gpu from it"),
+        "{rows:#?}"
+    );
+    // Those that hold as before are not named.
+    let named = rows.iter().filter_map(|row| row["pod"].as_str());
+    let named: Vec<_> = named
+        .filter(|it| it.contains("/done/") || it.contains("/stays/"))
+        .collect();
+    ensure!(named.is_empty(), "{named:?}");
+    let (_, names) = files.ask("adopt --dry-run -n whole -o name").await?;
+    assert_eq!(names, "limitrange/whole/gpus\nresourcequota/whole/gpus\n");
+
+    let (_, found) = files.check().await?;
+    for (object, level, problem, fix) in [
+        (
+            "resourcequota/whole/gpus",
+            "warning",
+            "it counts no pod",
+            "requests.gpustow.dev/gpu-mem 4096",
+        ),
+        (
+            "limitrange/whole/gpus",
+            "warning",
+            "translates refused",
+            "remove nvidia.com/gpu from it",
+        ),
+        (
+            "limitrange/stays/gpus",
+            "warning",
+            "gives 24576 MiB of GPU memory to each container",
+            "set default: {gpustow.dev/gpu-mem: \"0\"}",
+        ),
+    ] {
+        let row = found.iter().find(|row| row["object"] == object);
+        let row = row.context(format!("{object}: {found:#?}"))?;
+        let has = |key: &str, text: &str| row[key].as_str().is_some_and(|it| it.contains(text));
+        ensure!(
+            row["level"] == level && has("problem", problem) && has("fix", fix),
+            "{row:#?}"
+        );
+    }
+    Ok(())
+}
