@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::containers::{
     added, all, are_few, asks, bad, env, field, is_bounded, is_exclusive, name, note, notes,
-    nvidias, wants,
+    nvidias, wants, whole,
 };
 use crate::{Cluster, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_VARIABLES, keys, mps};
 
@@ -73,6 +73,22 @@ pub(crate) fn bounded(pod: &Value) -> Result<(), BadRequest> {
             format!(
                 "more than {MAX_VARIABLES} environment variables and limits: load them by envFrom or from a file"
             ),
+        )),
+    }
+}
+
+/// Refuses what the API server would, which does not say what to write: a request that no limit equals.
+pub(crate) fn limited(pod: &Value, resource: &str) -> Result<(), BadRequest> {
+    let equals = |it: &Value| {
+        let amount = |list: &str| it["resources"][list].get(resource).and_then(whole);
+        let request = amount("requests");
+        request.is_none() || amount("limits") == request
+    };
+    match all(pod).find(|(_, it)| !equals(it)) {
+        None => Ok(()),
+        Some((path, _)) => Err(bad(
+            format!("{}.resources.limits[{resource}]", field(&path)),
+            "the API server refuses a request without a limit that equals it: write limits alone",
         )),
     }
 }

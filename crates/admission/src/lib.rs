@@ -106,6 +106,7 @@ pub fn admit(
         Act::Create => {
             judge::forged(ask.pod, cluster.resource)?;
             judge::bounded(ask.pod)?;
+            judge::limited(ask.pod, cluster.resource)?;
             let adopted = adopt::Terms::of(namespace)?;
             if let Some(terms) = adopted {
                 adopt::translate(&mut patch, &mut warnings, terms, cluster.resource)?;

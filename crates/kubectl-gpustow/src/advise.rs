@@ -452,8 +452,8 @@ fn columns() -> Vec<Column<Row>> {
         column("CONTAINER", "container", Always, |row| {
             text(row, |it| it.container.clone())
         }),
-        column("PODS", "pods", Always, |row| Value::Count(row.pods)),
-        column("GPUS", "gpusPerPod", Wide, |row| Value::Count(row.gpus)),
+        column("PODS", "pods", Always, |row| row.pods.into()),
+        column("GPUS", "gpusPerPod", Wide, |row| row.gpus.into()),
         column("REQUESTED", "requestedBytes", Always, |row| {
             row.requested.into()
         }),
@@ -474,14 +474,10 @@ fn columns() -> Vec<Column<Row>> {
         }),
         column("FREES", "freesBytes", Always, |row| row.frees.into()),
         column("EMPTY-GPUS", "emptyGpus", Always, |row| {
-            row.empty_gpus.map_or(Value::Nothing, Value::Count)
+            row.empty_gpus.into()
         }),
         column("NOTES", "", Table, |row| Value::List(row.notes.clone())),
-        column("NOTES", "notes", Wide, |row| {
-            Value::Names(row.notes.clone())
-        }),
-        column("PATCH", "patch", Wide, |row| {
-            row.patch.clone().map_or(Value::Nothing, Value::Text)
-        }),
+        column("NOTES", "notes", Wide, |row| row.notes.clone().into()),
+        column("PATCH", "patch", Wide, |row| row.patch.clone().into()),
     ]
 }

@@ -144,16 +144,12 @@ fn listing(kinds: Vec<Kind>) -> Listing<Kind> {
         kind: "InstanceTypeList",
         columns: vec![
             column("INSTANCE-TYPE", "instanceType", Always, |kind| {
-                Value::Text(kind.instance_type.clone())
+                kind.instance_type.clone().into()
             }),
             column("NODES", "nodes", Always, |kind| Value::Count(kind.nodes)),
             column("GPUS", "gpus", Always, |kind| Value::Count(kind.gpus)),
-            column("GPU-MIB", "gpuMiB", Always, |kind| {
-                Value::Count(kind.smallest.0)
-            }),
-            column("NODE-MIB", "nodeMiB", Always, |kind| {
-                Value::Count(kind.all.0)
-            }),
+            column("GPU-MIB", "gpuMiB", Always, |kind| kind.smallest.0.into()),
+            column("NODE-MIB", "nodeMiB", Always, |kind| kind.all.0.into()),
         ],
         rows: kinds,
         total: None,

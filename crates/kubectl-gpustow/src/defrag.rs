@@ -148,10 +148,8 @@ fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Arc<str>, Mib)]) -> Plac
 
 fn columns() -> Vec<Column<Row>> {
     vec![
-        column("FOR", "for", Always, |row| Value::Text(row.purpose.clone())),
-        column("ALIKE", "alike", Always, |row| {
-            row.alike.map_or(Value::Nothing, Value::Count)
-        }),
+        column("FOR", "for", Always, |row| row.purpose.clone().into()),
+        column("ALIKE", "alike", Always, |row| row.alike.into()),
         column("ASKS", "asksBytes", Always, |row| row.asks.into()),
         column("GETS", "", Table, |row| text(row.gets.as_ref())),
         column("NODE", "node", Wide, |row| node(row.gets.as_ref())),
@@ -180,13 +178,13 @@ fn to(row: &Row) -> Option<&Place> {
 }
 
 fn text(place: Option<&Place>) -> Value {
-    place.map_or(Value::Nothing, |it| Value::Text(it.text.clone()))
+    place.map(|it| it.text.clone()).into()
 }
 
 fn node(place: Option<&Place>) -> Value {
-    place.map_or(Value::Nothing, |it| Value::Text(it.node.to_string()))
+    place.map(|it| it.node.to_string()).into()
 }
 
 fn gpus(place: Option<&Place>) -> Value {
-    place.map_or(Value::Nothing, |it| Value::Names(it.uuids.clone()))
+    place.map(|it| it.uuids.clone()).into()
 }

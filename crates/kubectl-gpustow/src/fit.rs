@@ -53,11 +53,9 @@ pub(crate) async fn run(
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let wrong = outcome.as_ref().err().map(ToString::to_string);
-        let wrong = wrong.or_else(|| unlimited(pod, resource));
-        let wrong = match wrong {
-            Some(wrong) => Some(wrong),
-            None => refused_by_server(&global.source, created, named).await?,
+        let wrong = match &outcome {
+            Err(wrong) => Some(wrong.to_string()),
+            Ok(_) => refused_by_server(&global.source, created, named).await?,
         };
         let mut why = match wrong {
             Some(refusal) => why::refused(&cluster, &facts, refusal),
@@ -128,37 +126,6 @@ impl Known {
             },
         })
     }
-}
-
-/// What the API server says of an extended resource that is requested without a limit as large.
-fn unlimited(pod: &Pod, resource: &str) -> Option<String> {
-    let spec = pod.spec.as_ref()?;
-    let kinds = [
-        (
-            "initContainers",
-            spec.init_containers.as_deref().unwrap_or_default(),
-        ),
-        ("containers", &spec.containers),
-    ];
-    let mut containers = kinds.iter().flat_map(|(kind, list)| {
-        list.iter()
-            .enumerate()
-            .map(move |(at, container)| (kind, at, container))
-    });
-    containers.find_map(|(kind, at, container)| {
-        let resources = container.resources.as_ref()?;
-        let amount = resources.requests.as_ref()?.get(resource)?;
-        let limit = resources
-            .limits
-            .as_ref()
-            .and_then(|list| list.get(resource));
-        (limit != Some(amount)).then(|| {
-            format!(
-                "spec.{kind}[{at}].resources.limits[{resource}]: the API server refuses a request \
-                 without a limit that equals it: write limits alone"
-            )
-        })
-    })
 }
 
 fn pods(file: &Path) -> Result<Vec<Pod>> {

@@ -113,32 +113,24 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
     Listing {
         kind: "GpuNodeList",
         columns: vec![
-            column("NODE", "node", Always, |row| Value::Text(row.name.clone())),
-            column("MODEL", "models", Always, |row| {
-                Value::Names(row.models.clone())
-            }),
-            column("GPUS", "gpus", Always, |row| Value::Count(row.gpus)),
-            column("AVAILABLE", "availableBytes", Always, |row| {
-                Value::Memory(row.room)
-            }),
-            column("LARGEST", "largestBytes", Always, |row| {
-                Value::Memory(row.largest)
-            }),
-            column("WHOLE", "wholeGpus", Always, |row| Value::Count(row.whole)),
+            column("NODE", "node", Always, |row| row.name.clone().into()),
+            column("MODEL", "models", Always, |row| row.models.clone().into()),
+            column("GPUS", "gpus", Always, |row| row.gpus.into()),
+            column("AVAILABLE", "availableBytes", Always, |row| row.room.into()),
+            column("LARGEST", "largestBytes", Always, |row| row.largest.into()),
+            column("WHOLE", "wholeGpus", Always, |row| row.whole.into()),
             column("REQUESTED", "requestedBytes", Always, |row| {
-                Value::Memory(row.requested)
+                row.requested.into()
             }),
-            column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
+            column("USED", "usedBytes", Always, |row| row.used.into()),
             column("UNMANAGED", "unmanagedBytes", Always, |row| {
-                Value::Memory(row.unmanaged)
+                row.unmanaged.into()
             }),
             column("STATE", "state", Always, |row| row.state.clone()),
             column("AGENT-AGE", "agentAgeSeconds", Wide, |row| {
                 row.age.map_or(Value::Nothing, Value::Age)
             }),
-            column("DRIVER", "driver", Wide, |row| {
-                row.driver.clone().map_or(Value::Nothing, Value::Text)
-            }),
+            column("DRIVER", "driver", Wide, |row| row.driver.clone().into()),
         ],
         total: (rows.len() > 1).then_some(total),
         rows,
@@ -196,12 +188,10 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
     Ok(Listing {
         kind: "GpuList",
         columns: vec![
-            column("NODE", "node", Always, |row| Value::Text(row.node.clone())),
-            column("GPU", "gpu", Always, |row| {
-                Value::Count(row.card.index.into())
-            }),
+            column("NODE", "node", Always, |row| row.node.clone().into()),
+            column("GPU", "gpu", Always, |row| u64::from(row.card.index).into()),
             column("MODEL", "model", Always, |row| {
-                Value::Text(row.card.model.clone())
+                row.card.model.clone().into()
             }),
             column("", "", Terminal, |row| {
                 Value::Bar(
@@ -211,17 +201,13 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 )
             }),
             column("REQUESTED", "requestedBytes", Always, |row| {
-                Value::Memory(row.card.held)
+                row.card.held.into()
             }),
-            column("USED", "usedBytes", Always, |row| {
-                Value::Memory(used(&row.card))
-            }),
+            column("USED", "usedBytes", Always, |row| used(&row.card).into()),
             column("UNMANAGED", "unmanagedBytes", Always, |row| {
-                Value::Memory(row.card.unmanaged)
+                row.card.unmanaged.into()
             }),
-            column("AVAILABLE", "availableBytes", Always, |row| {
-                Value::Memory(row.room)
-            }),
+            column("AVAILABLE", "availableBytes", Always, |row| row.room.into()),
             column("HEALTH", "health", Always, |row| match &row.refuses {
                 None => Value::Good("healthy".to_owned()),
                 Some(why) => Value::Bad(why.clone()),
@@ -230,16 +216,12 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 Value::List(row.owners.clone())
             }),
             column("PODS", "pods", Wide, |row| {
-                Value::Names(row.card.pods.iter().map(share).collect())
+                row.card.pods.iter().map(share).collect::<Vec<_>>().into()
             }),
-            column("OTHERS", "others", Wide, |row| {
-                Value::Names(row.others.clone())
-            }),
-            column("UUID", "gpuUuid", Wide, |row| {
-                Value::Text(row.card.uuid.clone())
-            }),
+            column("OTHERS", "others", Wide, |row| row.others.clone().into()),
+            column("UUID", "gpuUuid", Wide, |row| row.card.uuid.clone().into()),
             column("RESERVED", "reservedBytes", Wide, |row| {
-                Value::Memory(row.card.total.minus(row.card.capacity))
+                row.card.total.minus(row.card.capacity).into()
             }),
             column("LIMITS", "memoryLimits", Wide, |row| {
                 Value::Text(
@@ -258,13 +240,13 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 },
             ),
             column("BORROWED", "borrowedBytes", Wide, |row| {
-                Value::Memory(row.borrowed.memory)
+                row.borrowed.memory.into()
             }),
             column("RECLAIMED-FROM", "reclaimedFrom", Wide, |row| {
-                Value::Names(row.borrowed.reclaimed_from.clone())
+                row.borrowed.reclaimed_from.clone().into()
             }),
             column("RESERVATIONS", "reservations", Wide, |row| {
-                Value::Names(row.borrowed.reservations.clone())
+                row.borrowed.reservations.clone().into()
             }),
         ],
         rows: rows.collect(),
@@ -298,18 +280,14 @@ pub(crate) fn pods(cluster: &Cluster, scope: &Scope) -> Listing<PodRow> {
         kind: "GpuPodList",
         columns: vec![
             column("NAMESPACE", "namespace", Always, |row| {
-                Value::Text(row.namespace.clone())
+                row.namespace.clone().into()
             }),
-            column("POD", "pod", Always, |row| Value::Text(row.pod.clone())),
+            column("POD", "pod", Always, |row| row.pod.clone().into()),
             column("CONTAINER", "container", Always, |row| {
-                Value::Text(row.container.clone())
+                row.container.clone().into()
             }),
-            column("NODE", "node", Always, |row| {
-                row.node.clone().map_or(Value::Nothing, Value::Text)
-            }),
-            column("GPU", "gpus", Always, |row| {
-                Value::Names(row.indices.clone())
-            }),
+            column("NODE", "node", Always, |row| row.node.clone().into()),
+            column("GPU", "gpus", Always, |row| row.indices.clone().into()),
             column("REQUESTED", "requestedBytes", Always, |row| {
                 row.requested.into()
             }),
@@ -321,9 +299,7 @@ pub(crate) fn pods(cluster: &Cluster, scope: &Scope) -> Listing<PodRow> {
                 row.confirmed.clone()
             }),
             column("AGE", "ageSeconds", Wide, |row| Value::Age(row.age)),
-            column("UUID", "gpuUuids", Wide, |row| {
-                Value::Names(row.uuids.clone())
-            }),
+            column("UUID", "gpuUuids", Wide, |row| row.uuids.clone().into()),
         ],
         rows: rows.flat_map(|pod| pod_rows(cluster, pod)).collect(),
         total: None,
@@ -472,15 +448,13 @@ pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<Repo
                 "" => Value::Nothing,
                 group => Value::Text(group.to_owned()),
             }),
-            column("PODS", "pods", Always, |row| Value::Count(row.pods)),
-            column("WAITING", "waitingPods", Always, |row| {
-                Value::Count(row.waiting)
-            }),
+            column("PODS", "pods", Always, |row| row.pods.into()),
+            column("WAITING", "waitingPods", Always, |row| row.waiting.into()),
             column("REQUESTED", "requestedBytes", Always, |row| {
-                Value::Memory(row.requested)
+                row.requested.into()
             }),
-            column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
-            column("IDLE", "idleBytes", Always, |row| Value::Memory(row.idle)),
+            column("USED", "usedBytes", Always, |row| row.used.into()),
+            column("IDLE", "idleBytes", Always, |row| row.idle.into()),
             column("GIB-HOURS", "gibHours", Always, |row| {
                 Value::Number(row.gib_hours)
             }),

@@ -104,9 +104,22 @@ pub(crate) enum Value {
     Bar(Mib, Mib, Mib),
 }
 
-impl From<Option<Mib>> for Value {
-    fn from(amount: Option<Mib>) -> Self {
-        amount.map_or(Self::Nothing, Self::Memory)
+/// What a value is made from, each in its own way.
+macro_rules! values {
+    ($($from:ty => $kind:ident),*) => {
+        $(impl From<$from> for Value {
+            fn from(it: $from) -> Self {
+                Self::$kind(it)
+            }
+        })*
+    };
+}
+
+values! { String => Text, u64 => Count, Mib => Memory, Vec<String> => Names }
+
+impl<T: Into<Self>> From<Option<T>> for Value {
+    fn from(found: Option<T>) -> Self {
+        found.map_or(Self::Nothing, Into::into)
     }
 }
 

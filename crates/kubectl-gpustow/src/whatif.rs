@@ -75,25 +75,25 @@ fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
         kind: "WhatIf",
         columns: vec![
             column("SCENARIO", "scenario", Always, |row| {
-                Value::Text(row.title.to_owned())
+                row.title.to_owned().into()
             }),
             column("POLICY", "policy", Always, |row| {
                 let policy = row.policy.map(PolicyKind::name);
-                policy.map_or(Value::Nothing, |it| Value::Text(it.to_owned()))
+                policy.map(str::to_owned).into()
             }),
             column("NODES", "nodes", Always, |row| count(row.nodes)),
             column("GPUS", "gpus", Always, |row| count(row.gpus)),
             column("PLACED", "placed", Always, |row| count(row.placed)),
             column("WAITING", "waiting", Always, |row| count(row.waiting.len())),
             column("ALLOCATED", "allocatedBytes", Always, |row| {
-                Value::Memory(row.allocated)
+                row.allocated.into()
             }),
             column("%", "allocatedPercent", Always, |row| {
                 Value::Number(percent(row))
             }),
             column("EMPTY-GPUS", "emptyGpus", Always, |row| count(row.empty)),
             column("LARGEST", "largestFreeBytes", Always, |row| {
-                Value::Memory(row.largest)
+                row.largest.into()
             }),
             column("COULD-GO", "nodesToSpare", Always, |row| {
                 row.to_spare
@@ -105,13 +105,13 @@ fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
             column("NEWLY-PLACED", "", Table, |row| few(&row.newly_placed)),
             column("NEWLY-WAITING", "", Table, |row| few(&row.newly_waiting)),
             column("NEWLY-PLACED", "newlyPlacedPods", Wide, |row| {
-                Value::Names(row.newly_placed.clone())
+                row.newly_placed.clone().into()
             }),
             column("NEWLY-WAITING", "newlyWaitingPods", Wide, |row| {
-                Value::Names(row.newly_waiting.clone())
+                row.newly_waiting.clone().into()
             }),
             column("WAITING-PODS", "waitingPods", Wide, |row| {
-                Value::Names(row.waiting.iter().cloned().collect())
+                row.waiting.iter().cloned().collect::<Vec<_>>().into()
             }),
         ],
         rows,

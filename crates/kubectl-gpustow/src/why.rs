@@ -239,7 +239,10 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.nearest = nearest(cluster, &trial, facts);
         why.fewest_to_finish = fewest_to_finish(cluster, facts);
         why.summary = verdict(&views, &trial);
-        if let Some(advice) = advice(&trial, facts, cluster.resource()) {
+        let advice = advice(&trial, facts, cluster.resource());
+        // No other pod's memory helps one that no GPU could hold, or that kube-scheduler keeps off all that could.
+        let is_short = advice.is_none() && why.nearest.iter().any(Near::is_short);
+        if let Some(advice) = advice {
             why.summary += &format!(" {advice}");
         }
         if let Some(kept) = state::holds(pod, names::RESERVED_CONDITION) {
@@ -247,7 +250,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         } else {
             why.reserved = reserved(cluster, facts);
             // One that is not created yet has nothing done for it.
-            if pod.metadata.creation_timestamp.is_some() {
+            if is_short && pod.metadata.creation_timestamp.is_some() {
                 why.means = report::of(cluster, facts, why.reserved.is_some());
             }
         }

@@ -10,26 +10,26 @@ use crate::tidy::code_below;
 const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("ledger", &["crates/ledger"], 15_286),
     ("extender", &["."], 8_463),
-    ("testkit", &["crates/testkit"], 7_200),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_420),
-    ("agent", &["crates/agent"], 5_610),
-    ("api", &["crates/api"], 4_140),
+    ("testkit", &["crates/testkit"], 7_171),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_532),
+    ("agent", &["crates/agent"], 5_630),
+    ("api", &["crates/api"], 4_142),
     ("sim", &["crates/sim"], 4_040),
-    ("pack", &["crates/pack"], 2_416),
+    ("pack", &["crates/pack"], 2_414),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate.
-    ("admission", &["crates/admission"], 1_760),
+    ("admission", &["crates/admission"], 1_796),
     ("demo", &["crates/demo"], 1_710),
-    ("inspect", &["crates/inspect"], 1_590),
+    ("inspect", &["crates/inspect"], 1_616),
     ("simulated NVML", &["crates/fake-nvml"], 1_240),
-    ("generate", &["crates/generate"], 995),
+    ("generate", &["crates/generate"], 989),
     ("serve", &["crates/serve"], 830),
     (
         "small crates",
         &["crates/fuzz", "crates/advice", "crates/settings"],
-        780,
+        776,
     ),
     ("simworld", &["crates/simworld"], 630),
-    ("policies", &["crates/policies"], 545),
+    ("policies", &["crates/policies"], 425),
 ];
 
 #[test]

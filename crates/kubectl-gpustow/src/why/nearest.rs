@@ -47,6 +47,7 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
     let largest = request.claims.iter().max_by_key(|claim| claim.mib)?;
     let cards = || trial.asked.iter().flat_map(|view| &view.cards);
     let most = cards().map(|card| card.capacity).max()?;
+    let widest = request.claims.iter().max_by_key(|claim| claim.gpus)?;
     let in_node = |mib: Mib| {
         let counts = trial.asked.iter().map(|view| {
             let large = view.cards.iter().filter(|card| card.capacity >= mib);
@@ -54,6 +55,20 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
         });
         counts.max().unwrap_or(0)
     };
+    // Fewer GPUs first: an amount for each of too many helps nobody.
+    let there = in_node(widest.mib.min(most));
+    if u64::from(widest.gpus) > there {
+        let size = match widest.mib > most {
+            true => format!(", and request at most {} per GPU", most.0),
+            false => String::new(),
+        };
+        return Some(format!(
+            "No node that it may use has {} GPUs of {}; the largest has {there}. Set {} to at most {there}{size}.",
+            widest.gpus,
+            memory(widest.mib.min(most)),
+            names::GPU_COUNT
+        ));
+    }
     if largest.mib > most {
         let total = largest.in_sum().0;
         let gpus = total.div_ceil(most.0.max(1));
@@ -74,16 +89,6 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
             memory(most),
             split.unwrap_or_default(),
             most.0
-        ));
-    }
-    let widest = request.claims.iter().max_by_key(|claim| claim.gpus)?;
-    let there = in_node(widest.mib);
-    if u64::from(widest.gpus) > there {
-        return Some(format!(
-            "No node that it may use has {} GPUs of {}; the largest has {there}. Set {} to at most {there}.",
-            widest.gpus,
-            memory(widest.mib),
-            names::GPU_COUNT
         ));
     }
     let no_limit = Reason::Fit(Refusal::NoLimit).text();
@@ -120,6 +125,13 @@ pub(super) struct Near {
     /// Who holds something of it that gpustow did not give out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) others: Vec<String>,
+}
+
+impl Near {
+    /// Would the pod fit there if others left?
+    pub(super) fn is_short(&self) -> bool {
+        self.refuses.is_none() && self.no_limit.is_none()
+    }
 }
 
 /// Why a card takes no pods, or none with a limit; what it lacks; where it is.

@@ -156,6 +156,13 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
             asks(16_000, &count("16")),
             "No node that it may use has 16 GPUs of 1000Mi; the largest has 4. Set gpustow.dev/gpu-count to at most 4.",
         ),
+        // Followed, the advice on the amount alone would lead to that on the number.
+        (
+            "holds",
+            asks(16 * 200_000, &count("16")),
+            "No node that it may use has 16 GPUs of 23.4Gi; the largest has 4. Set gpustow.dev/gpu-count to at most 4, and request \
+             at most 24000 per GPU.",
+        ),
         (
             "driver",
             limited,
@@ -170,6 +177,23 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
             .filter(|line| line.contains(" GPU 0 ") || line.contains(" GPU 1 "));
         ensure!(lines.count() <= 1, "{said}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_makes_room_is_named_only_to_a_pod_that_room_would_help() -> Result<()> {
+    let created = |mut pod: Value| {
+        pod["metadata"]["creationTimestamp"] = json!(NOW);
+        pod
+    };
+    let (_, said) = why(both("holds"), created(asks(20_000, &json!({})))).await?;
+    ensure!(said.contains("To make room for it:"), "{said}");
+    let (_, said) = why(both("holds"), created(asks(200_000, &json!({})))).await?;
+    ensure!(!said.contains("To make room for it:"), "{said}");
+    let mut selects = created(asks(20_000, &json!({})));
+    selects["spec"]["nodeSelector"] = json!({ "no": "such-node" });
+    let (_, said) = why(both("holds"), selects).await?;
+    ensure!(!said.contains("To make room for it:"), "{said}");
     Ok(())
 }
 

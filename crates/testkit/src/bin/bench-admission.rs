@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, Process, Webhook, configure, eventually};
+use gpustow_testkit::{ControlPlane, Options, Process, Webhook, configure, eventually, quantile};
 use kube::Client;
 use serde_json::{Map, Value, json};
 
@@ -158,7 +158,7 @@ async fn main() -> Result<()> {
         }
         let body = serde_json::to_vec(&pod)?;
         let took = measure(&args, &sides, &body).await?;
-        let base = at(&took[0].columns[1], 0.5);
+        let base = quantile(&took[0].columns[1], 0.5);
         for (side, took) in sides.iter().zip(&took) {
             let [wall, api_server, extender] = &took.columns;
             let refused = if took.refused { "refused, " } else { "" };
@@ -166,10 +166,10 @@ async fn main() -> Result<()> {
                 "| {what} | {} | {} | {refused}{:.1} / {:.1} | {} | {:.2} | {} |",
                 side.name,
                 wall.len(),
-                at(wall, 0.5),
-                at(wall, 0.99),
+                quantile(wall, 0.5),
+                quantile(wall, 0.99),
                 spread(api_server),
-                at(api_server, 0.5) / base,
+                quantile(api_server, 0.5) / base,
                 match side.webhook {
                     Some(_) => spread(extender),
                     None => String::new(),
@@ -208,14 +208,8 @@ async fn measure(args: &Args, sides: &[Side], body: &[u8]) -> Result<Vec<Took>> 
 
 /// Median and quartiles of sorted times.
 fn spread(sorted: &[f64]) -> String {
-    let [low, median, high] = [0.25, 0.5, 0.75].map(|q| at(sorted, q));
+    let [low, median, high] = [0.25, 0.5, 0.75].map(|q| quantile(sorted, q));
     format!("{median:.1} ({low:.1} to {high:.1})")
-}
-
-/// Of sorted times.
-fn at(took: &[f64], q: f64) -> f64 {
-    let index = (q * took.len().saturating_sub(1) as f64).round() as usize;
-    took.get(index).copied().unwrap_or(f64::NAN)
 }
 
 /// Milliseconds, and whether the pod was admitted.

@@ -260,8 +260,8 @@ async fn cost(
 ) -> Result<()> {
     // What the change before left behind.
     sleep(Duration::from_secs(3)).await;
-    let pid = agent.process.id();
-    let (cpu, writes, began) = (cpu(pid)?, writes(client).await?, Instant::now());
+    let program = &agent.process;
+    let (cpu, writes, began) = (program.cpu()?, writes(client).await?, Instant::now());
     let mut second = interval(Duration::from_secs(1));
     for number in 0..args.seconds {
         second.tick().await;
@@ -269,39 +269,14 @@ async fn cost(
     }
     second.tick().await;
     let took = began.elapsed().as_secs_f64();
-    let (cpu, writes) = (self::cpu(pid)? - cpu, self::writes(client).await? - writes);
+    let (cpu, writes) = (program.cpu()? - cpu, self::writes(client).await? - writes);
     println!(
         "  {what}: {:.2} % of a core, {} resident, {writes:.0} writes to the API server, {:.0} an hour",
         cpu / took * 100.0,
-        resident(pid)?,
+        format!("{:.1} MiB", program.resident()?),
         writes / took * 3600.0
     );
     Ok(())
-}
-
-/// Seconds of a processor that the process has used.
-fn cpu(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(')').context("no such line")?;
-    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
-    // User and system time; Linux counts both in hundredths of a second for every program.
-    let ticks = fields.get(11..13).context("no such fields")?;
-    let ticks: f64 = ticks
-        .iter()
-        .filter_map(|field| field.parse::<f64>().ok())
-        .sum();
-    Ok(ticks / 100.0)
-}
-
-fn resident(pid: u32) -> Result<String> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib: f64 = line
-        .context("no such line")?
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()?;
-    Ok(format!("{:.1} MiB", kib / 1024.0))
 }
 
 /// Requests that wrote what an agent writes, by anyone: nobody else does here.
