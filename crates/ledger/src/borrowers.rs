@@ -95,10 +95,13 @@ impl Ledger {
 
 impl Sight<'_> {
     /// What may be done to have this pod give memory back. A pod whose group is disrupted as a whole is told so, and no
-    /// more.
+    /// more: its owner chose the group, so that this softens too, and only where owners may.
     fn action_on(&self, pod: &PodFacts) -> Action {
-        let own = pod.action.filter(|_| self.config.owners_soften);
-        let action = own.map_or(self.config.action, |own| own.min(self.config.action));
+        let action = self.config.action;
+        if !self.config.owners_soften {
+            return action;
+        }
+        let action = pod.action.map_or(action, |own| own.min(action));
         match self.books.is_disrupted_alone(pod) {
             true => action,
             false => action.min(Action::Event),

@@ -46,6 +46,9 @@ const STALE_FOR: Duration = Duration::from_secs(300);
 /// An autoscaler has so long to answer a placeholder with a node.
 const ANSWERS_IN: Duration = Duration::from_secs(900);
 
+/// The rest of an owner that no node answers doubles so often: to ten days.
+const MOST_DOUBLED: u32 = 10;
+
 /// What is to be created and deleted now.
 #[derive(Clone, Debug, Default)]
 pub struct Provision {
@@ -101,10 +104,23 @@ impl Arriving {
     }
 }
 
-/// Owners of placeholders that no node answered, while others need them: until when they have none. Lost at a restart
-/// without harm.
+/// Owners of placeholders that no node answered while others needed them: until when they have none, and how often that was.
+/// Lost at a restart without harm.
 #[derive(Debug, Default)]
-pub(crate) struct Unanswered(HashMap<Uid, Duration>);
+pub(crate) struct Unanswered(HashMap<Uid, (Duration, u32)>);
+
+impl Unanswered {
+    fn times(&self, owner: &Uid) -> u32 {
+        self.0.get(owner).map_or(0, |(_, times)| *times)
+    }
+
+    /// No node came: its owner has none for twice as long as the last time.
+    fn note(&mut self, owner: &Uid, now: Duration) {
+        let times = self.times(owner);
+        let rest = ANSWERS_IN * 2_u32.pow(times.min(MOST_DOUBLED));
+        self.0.insert(owner.clone(), (now + rest, times + 1));
+    }
+}
 
 /// A pod that no present node can take.
 #[derive(Clone, Debug)]
@@ -141,23 +157,21 @@ impl Ledger {
                 ..Provision::default()
             };
         }
-        self.unanswered.0.retain(|_, until| now < *until);
+        let mut unanswered = std::mem::take(&mut self.unanswered);
+        unanswered.0.retain(|uid, _| self.books.pod(uid).is_some());
         let mut spent = 0;
-        let provision = self.sight(now).placeholders(
-            &needs,
-            present,
-            &arriving,
-            &self.unanswered.0,
-            &mut spent,
-        );
+        let provision =
+            self.sight(now)
+                .placeholders(&needs, present, &arriving, &unanswered, &mut spent);
         self.count_spent(spent);
         for placeholder in &provision.unanswered {
             if let Some(owner) = placeholder.placeholder_owner()
                 && provision.delete.contains(placeholder)
             {
-                self.unanswered.0.insert(owner.clone(), now + ANSWERS_IN);
+                unanswered.note(owner, now);
             }
         }
+        self.unanswered = unanswered;
         provision
     }
 
@@ -348,7 +362,7 @@ impl Sight<'_> {
         needs: &[Need],
         present: Vec<Arc<PodFacts>>,
         arriving: &HashSet<Arc<str>>,
-        rest: &HashMap<Uid, Duration>,
+        rest: &Unanswered,
         spent: &mut u64,
     ) -> Provision {
         let kinds = Kinds::of(self);
@@ -412,8 +426,10 @@ impl Sight<'_> {
             !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
         });
         let free = self.config.provision - kept.len();
-        open.retain(|index| !rest.contains_key(&needs[*index].pod.uid));
-        let new = fewest(&open, needs, &kinds, self.scores);
+        let rests = |uid: &Uid| rest.0.get(uid).is_some_and(|(until, _)| self.now < *until);
+        open.retain(|index| !rests(&needs[*index].pod.uid));
+        let times = |index: usize| rest.times(&needs[index].pod.uid);
+        let new = fewest(&open, needs, &kinds, (self.scores, &times));
         // A placeholder that no node answered gives way to the next.
         let short = new.len().saturating_sub(free);
         let give_way = provision.unanswered.iter().take(short).cloned();

@@ -53,6 +53,8 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
     };
     let fixed = || Refused("the pod is bound to its GPUs already: leave it as it was");
     let written = || Refused("leave it as it was, or create the pod again");
+    let grouped = || Refused("metadata.labels: the pod is bound to its GPUs already");
+    let label = |key: &str, value: &str| json!({ "metadata": { "labels": { key: value } } });
     let of_extender = || Refused("only gpustow's extender may write it");
     let of_main = format!("{}main", names::GPU_COUNT_OF);
     let of_other = format!("{}other", names::GPU_COUNT_OF);
@@ -121,6 +123,17 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
             Refused("have an administrator give you the right to resize limits.gpustow.dev"),
         ),
         patch("bound", note(names::ASSIGNMENT, "x"), of_extender()),
+        patch(
+            "bound",
+            label("scheduling.x-k8s.io/pod-group", "g"),
+            grouped(),
+        ),
+        patch(
+            "bound",
+            label("pod-group.scheduling.sigs.k8s.io", "g"),
+            grouped(),
+        ),
+        patch("bound", label("example.com/own", "g"), Taken),
         patch(
             "bound",
             note("devices.gpustow.dev/main", "all"),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{fs, io};
 
+use gpustow_api::names;
+
 use crate::root;
 
 /// Where the repository's files are read; a page of the book links to those outside of docs there.
@@ -94,6 +96,24 @@ fn every_link_leads_somewhere() -> io::Result<()> {
     assert!(
         seen > 100,
         "only {seen} links found: the test is out of date"
+    );
+    Ok(())
+}
+
+#[test]
+fn page_of_tenants_keys_names_each_key_that_a_pod_may_have() -> io::Result<()> {
+    let page = fs::read_to_string(root().join("docs/tenant-keys.md"))?;
+    let keys = names::POD_KEYS.iter().map(|key| format!("`{key}`"));
+    let of_containers = names::POD_KEYS_OF.iter();
+    let keys = keys.chain(of_containers.map(|key| format!("`{key}CONTAINER`")));
+    let labels = names::POD_GROUP_LABELS
+        .iter()
+        .chain([&names::MANAGED_LABEL]);
+    let keys = keys.chain(labels.map(|key| format!("`{key}`")));
+    let missing: Vec<_> = keys.filter(|key| !page.contains(key)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/tenant-keys.md: say what a tenant may take by {missing:?}"
     );
     Ok(())
 }

@@ -122,11 +122,12 @@ impl Books {
         })
     }
 
-    /// May the pod be disrupted without the rest of its group?
+    /// May the pod be disrupted without the rest of its group? A label that one pod alone has makes no group.
     pub(crate) fn is_disrupted_alone(&self, pod: &PodFacts) -> bool {
         pod.group.as_ref().is_none_or(|group| {
             let facts = self.pod_group(group);
-            facts.is_some_and(|facts| facts.disrupted_singly)
+            let is_lone = || !group.is_in_tree() && self.members(group).nth(1).is_none();
+            facts.map_or_else(is_lone, |facts| facts.disrupted_singly)
         })
     }
 

@@ -303,7 +303,7 @@ pub(super) fn fewest(
     open: &[usize],
     needs: &[Need],
     kinds: &Kinds<'_>,
-    scores: &Scores,
+    (scores, times): (&Scores, &dyn Fn(usize) -> u32),
 ) -> Vec<Bin> {
     let alone = |index: usize| {
         let mut bin = Bin::any(kinds);
@@ -331,8 +331,11 @@ pub(super) fn fewest(
         }
     };
     bins.extend(unknown.into_iter().map(alone));
-    // Those first in turn have the first nodes.
-    bins.sort_by_key(|bin| bin.pods.iter().min().copied());
+    // Those first in turn have the first nodes, but after all others those that no node answered, or that no known node takes.
+    bins.sort_by_key(|bin| {
+        let first = bin.pods.iter().min().copied();
+        (first.map_or(0, times), bin.views.is_empty(), first)
+    });
     bins
 }
 

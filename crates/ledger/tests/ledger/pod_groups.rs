@@ -335,6 +335,41 @@ fn pods_of_a_group_are_disrupted_alone_only_if_its_mode_says_so() {
 }
 
 #[test]
+fn label_of_a_group_is_no_shield() {
+    let ledger = |owners_soften| {
+        let mut ledger = Ledger::new(Config {
+            action: Action::Evict,
+            owners_soften,
+            ..Config::default()
+        });
+        ledger.apply_node(node("n"));
+        ledger.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+        ledger
+    };
+    let member = |name: &str| PodFacts {
+        group: Some("default/g".into()),
+        ..bound(name, "n", "n-0", 50)
+    };
+    let mut one = ledger(true);
+    one.apply_pod(member("u"));
+    assert_eq!(one.action_on(&member("u")), Action::Evict);
+    assert_eq!(one.evictable("n", 1).len(), 1);
+    // Two are a group, and their owner softens by it only if owners may.
+    for (may, action) in [(true, Action::Event), (false, Action::Evict)] {
+        let mut two = ledger(may);
+        two.apply_pod(member("u"));
+        two.apply_pod(member("v"));
+        assert_eq!(two.action_on(&member("u")), action);
+    }
+    // Its other pod has ended.
+    one.apply_pod(PodFacts {
+        released: true,
+        ..member("v")
+    });
+    assert_eq!(one.action_on(&member("u")), Action::Evict);
+}
+
+#[test]
 fn pods_for_two_kinds_of_node_leave_the_large_gpu_to_the_one_that_needs_it() {
     let sizes = [20_000, 20_000, 70_000];
     for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {

@@ -207,6 +207,51 @@ fn a_placeholder_is_unanswered_if_no_node_comes_in_15_minutes() {
     assert!(unanswered(&mut ledger, at(606), 2561).is_empty());
 }
 
+/// Looks, creates and deletes what the look names; owners of the placeholders that are there then.
+fn turns(ledger: &mut Ledger, second: u64) -> Vec<String> {
+    ledger.tell_time(1_000 + second as i64);
+    let provision = ledger.provision(at(second));
+    for placeholder in provision.delete {
+        ledger.delete_pod(&placeholder.uid);
+    }
+    for placeholder in &provision.create {
+        let facts = create(ledger, placeholder);
+        ledger.apply_pod(PodFacts {
+            created: 1_000 + second as i64,
+            ..facts
+        });
+    }
+    let all = ledger.placeholders().into_iter();
+    let all = all.filter_map(|it| it.placeholder_owner().map(ToString::to_string));
+    all.collect()
+}
+
+#[test]
+fn pods_that_no_node_answers_come_after_all_others_and_rest_twice_as_long_each_time() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    // No known node could take these, whatever it had free.
+    for junk in 0..10 {
+        ledger.apply_pod(queued(&format!("a-junk-{junk}"), 200));
+    }
+    turns(&mut ledger, 1);
+    // The first placeholders are unanswered after 900 s. Each pod that comes then is helped before those that wait again.
+    let mut second = 2;
+    for round in 0..8 {
+        let name = format!("needs-{round}");
+        ledger.apply_pod(queued(&name, 60));
+        let came = second;
+        while !turns(&mut ledger, second).contains(&name) {
+            assert!(second < came + 920, "{name} is not helped");
+            second += 10;
+        }
+        // A node has come for it.
+        ledger.delete_pod(&name);
+        turns(&mut ledger, second + 1);
+        second += 300;
+    }
+}
+
 #[test]
 fn a_node_that_arrives_takes_pods_before_it_reports() {
     let mut ledger = ledger(5);
