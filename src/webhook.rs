@@ -191,6 +191,9 @@ impl Webhook {
             _ => Act::Create,
         };
         let creates = matches!(act, Act::Create);
+        if !is_name(name) {
+            return Err("the request names no namespace: only API servers call this");
+        }
         let (namespace, history) = match creates && reads_namespace(object, cluster) {
             true => tokio::try_join!(self.namespace(name), self.history(object, name))?,
             false => Default::default(),
@@ -203,6 +206,12 @@ impl Webhook {
         let admitted = admit(ask, cluster, &namespace, history.as_ref());
         Ok(admitted.map_err(|refusal| refusal.to_string()))
     }
+}
+
+/// May it be the name of a namespace? Anybody may call, and a name becomes a part of a path.
+fn is_name(name: &str) -> bool {
+    let letter = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
+    (1..=63).contains(&name.len()) && name.bytes().all(letter)
 }
 
 async fn on_admit(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
@@ -245,4 +254,19 @@ async fn answer(webhook: &Webhook, call: &Call, resizes: bool) -> Response {
         "apiVersion": review["apiVersion"], "kind": review["kind"], "response": answer,
     }))
     .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_be_a_namespace_becomes_a_part_of_a_path() {
+        for name in ["default", "team-a", "0", &"a".repeat(63)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "a/b", "..", "a%2Fb", "A", "a?b", "a b", &"a".repeat(64)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
 }

@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(600);
 pub(super) const BATCH: usize = 10;
 /// An object is deleted so many seconds after the last sample.
 const FORGET: i64 = 14 * 86_400;
-/// Workloads at most; those whose last sample is oldest go first.
+/// Workloads at most. Those of the namespace that has most go first, and of these the one whose last sample is oldest.
 const MAX_WORKLOADS: usize = 10_000;
 /// Containers at most of which metrics show advice.
 const FIGURES: usize = 500;
@@ -155,15 +155,22 @@ impl Table {
     /// What is to be written now, in order: what has waited longest is first.
     pub(super) fn due(&self, at: i64, now: Duration) -> Vec<(Workload, Write)> {
         let surplus = self.all.len().saturating_sub(MAX_WORKLOADS);
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for workload in self.all.keys().filter(|_| surplus > 0) {
+            *counts.entry(&workload.namespace).or_default() += 1;
+        }
+        let crowd = |it: &Workload| Reverse(counts.get(&*it.namespace).copied());
         let all = self.all.iter();
-        let mut old: Vec<_> = all.map(|(it, entry)| (entry.last(), it)).collect();
+        let mut old: Vec<_> = all
+            .map(|(it, entry)| (crowd(it), entry.last(), it))
+            .collect();
         if surplus > 0 {
             first(&mut old, surplus);
         } else {
-            old.retain(|(last, _)| at.saturating_sub(*last) > FORGET);
+            old.retain(|(_, last, _)| at.saturating_sub(*last) > FORGET);
             first(&mut old, BATCH);
         }
-        let old: BTreeSet<&Workload> = old.into_iter().map(|(_, workload)| workload).collect();
+        let old: BTreeSet<&Workload> = old.into_iter().map(|(.., workload)| workload).collect();
         let all = self.all.iter();
         let changed = all.filter(|(it, entry)| entry.is_due(now) && !old.contains(it));
         let mut changed: Vec<_> = changed.map(|(it, entry)| (entry.due, it)).collect();

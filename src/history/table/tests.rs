@@ -189,3 +189,28 @@ fn figures_name_what_requests_most_beyond_the_advice() {
     let stored = Table::stored(vec![object(&workload("w0"), &Entry::default())], at(0));
     assert!(stored.figures().is_empty());
 }
+
+#[test]
+fn namespace_with_many_histories_drives_out_its_own_alone() {
+    let mut table = Table::default();
+    let of = |namespace: &str, name: &str| {
+        let mut sample = sample(name, "a", 9000);
+        sample.workload.namespace = namespace.into();
+        sample
+    };
+    // A nightly workload is older than all jobs of the other tenant.
+    table.add(of("nightly", "report"), 0, at(0));
+    for job in 0..MAX_WORKLOADS + 50 {
+        table.add(of("jobs", &job.to_string()), 60 + job as i64, at(60));
+    }
+    for _ in 0..10 {
+        for (workload, write) in table.due(100_000, at(100)) {
+            assert!(
+                matches!(write, Write::Delete) && &*workload.namespace == "jobs",
+                "{workload:?}"
+            );
+            table.forget(&workload);
+        }
+    }
+    assert_eq!(table.all.len(), MAX_WORKLOADS);
+}
