@@ -17,11 +17,11 @@ pub mod template;
 mod update;
 
 use gpustow_api::config::GpustowConfigSpec;
-use gpustow_api::{BadRequest, GpuWorkload, QueueFrom, names};
+use gpustow_api::{BadRequest, GpuWorkload, QueueFrom};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use containers::{asks, is_bounded, note};
+use containers::asks;
 pub use patch::Patch;
 
 /// The most containers of all kinds that are looked at.
@@ -143,16 +143,4 @@ pub fn admit(
         patch: patch.operations,
         warnings,
     })
-}
-
-/// Is the pod small enough to be looked at?
-#[must_use]
-pub fn may_be_read(pod: &Value) -> bool {
-    is_bounded(pod)
-}
-
-/// Where the translation left something out, in the words of the annotation.
-#[must_use]
-pub fn adopted(pod: &Value) -> Option<&str> {
-    note(pod, names::ADOPTED)
 }

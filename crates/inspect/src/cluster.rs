@@ -426,6 +426,15 @@ impl Cluster {
     /// Says what is missing from a pod that bears annotations and asks for nothing.
     fn asks(&self, unasking: Option<&PodInfo>) -> Result<(), Error> {
         let missing = unasking.and_then(|pod| {
+            if pod.facts.stands_for.is_some() {
+                let owner = pod.facts.placeholder_owner();
+                let owner = owner.and_then(|uid| self.pods.get(uid));
+                let owner = owner.map_or("a pod that is gone".to_owned(), PodInfo::full_name);
+                return Some(format!(
+                    "{} is gpustow's own and runs nowhere: by it an autoscaler sees that {owner} needs a node",
+                    pod.full_name()
+                ));
+            }
             let missing = keys::unasked(pod.object.annotations(), &self.resource)?;
             Some(format!("{}: {missing}", pod.full_name()))
         });

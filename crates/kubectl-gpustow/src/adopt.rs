@@ -8,8 +8,8 @@ use gpustow_admission::Cluster;
 use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
+use gpustow_inspect::Scope;
 use gpustow_inspect::system::Seen;
-use gpustow_inspect::{Bounds, Scope};
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -34,20 +34,10 @@ struct Row {
     refused: Option<String>,
     /// What is left out, or how the pods fare as a whole.
     note: Option<String>,
-    sums: Option<Sums>,
+    /// Pods that are translated, refused and waiting, and GPUs that all hold now and would hold.
+    sums: [Option<usize>; 5],
     /// A quota or a LimitRange, and no pod.
     is_bound: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    translated: usize,
-    refused: usize,
-    waiting: usize,
-    /// GPUs that pods hold now, and would hold.
-    now: usize,
-    then: Option<usize>,
-    gpus: usize,
 }
 
 impl Row {
@@ -74,14 +64,7 @@ pub(crate) async fn run(
     );
     let source = &global.source;
     let resource = &source.resource_name;
-    let bounds = match source.bounds().await {
-        Ok(bounds) => bounds,
-        // Whoever may not read quotas is not told of them.
-        Err(_) => Bounds {
-            namespaces: source.namespaces().await?,
-            ..Bounds::default()
-        },
-    };
+    let bounds = source.bounds().await?;
     let lists = source.lists().await?;
     let spec = match &lists.config {
         Seen::Read(config) => config.spec.clone(),
@@ -299,10 +282,9 @@ fn assigned(pods: &[Pod], resource: &str) -> BTreeSet<String> {
     let facts = pods
         .iter()
         .filter_map(|pod| PodFacts::from_pod(pod, resource));
-    let assignments = facts
-        .filter(|it| !it.released)
-        .filter_map(|it| it.assignment?.ok());
-    let uuids = assignments.map(|it| it.charges.iter().map(|it| it.0.to_string()).collect());
+    let held = facts.filter(|it| !it.released);
+    let held = held.filter_map(|it| it.assignment?.ok());
+    let uuids = held.map(|it| it.charges.iter().map(|it| it.0.to_string()).collect());
     uuids
         .collect::<Vec<Vec<String>>>()
         .concat()
@@ -343,24 +325,37 @@ fn listing(mut rows: Vec<Row>, rehearsal: Option<Rehearsal>, now: usize) -> List
     }
     rows.sort_by(|a, b| a.pod.cmp(&b.pod));
     let count = |of: fn(&Row) -> bool| rows.iter().filter(|row| of(row)).count();
-    let sums = Sums {
-        translated: count(Row::is_translated),
-        refused: count(Row::is_refused),
-        waiting: match rehearsal {
-            Some(_) => count(|row| row.is_translated() && row.node.is_none()),
-            None => 0,
-        },
-        now,
-        then: rehearsal.as_ref().map(|it| it.taken.len()),
-        gpus: rehearsal.as_ref().map_or(0, |it| it.gpus),
+    let (translated, refused) = (count(Row::is_translated), count(Row::is_refused));
+    let waiting = match rehearsal {
+        Some(_) => count(|row| row.is_translated() && row.node.is_none()),
+        None => 0,
     };
     let bounds = count(|row| row.is_bound);
     let pods = rows.len() - bounds;
+    let then = rehearsal.as_ref().map(|it| it.taken.len());
+    for row in rows.iter_mut().filter(|row| !row.is_bound) {
+        let counts = [row.is_translated(), row.is_refused()].map(|it| Some(usize::from(it)));
+        row.sums[..2].copy_from_slice(&counts);
+    }
     let total = Row {
         pod: "*".to_owned(),
-        becomes: Some(format!("{} of {pods} pods", sums.translated)),
-        note: Some(fares(&sums)),
-        sums: Some(sums),
+        note: Some(match &rehearsal {
+            Some(Rehearsal { taken, gpus, .. }) => format!(
+                "{translated} of {pods} pods translated, {refused} refused, {waiting} without a GPU; all pods take {} of {gpus} \
+                 GPUs, now {now}",
+                taken.len()
+            ),
+            None => format!(
+                "{translated} of {pods} pods translated, {refused} refused; no GpuNode reports GPUs yet, so none was placed"
+            ),
+        }),
+        sums: [
+            Some(translated),
+            Some(refused),
+            Some(waiting),
+            Some(now),
+            then,
+        ],
         ..Row::default()
     };
     Listing {
@@ -373,41 +368,14 @@ fn listing(mut rows: Vec<Row>, rehearsal: Option<Rehearsal>, now: usize) -> List
             false => format!("pod/{}", row.pod),
         },
         empty: "No pod requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin.",
-        answer: match sums.refused + sums.waiting + bounds {
+        answer: match refused + waiting + bounds {
             0 => Answer::Yes,
             _ => Answer::No,
         },
     }
 }
 
-/// How the pods fare as a whole.
-fn fares(sums: &Sums) -> String {
-    let Sums {
-        refused,
-        waiting,
-        now,
-        gpus,
-        ..
-    } = sums;
-    match sums.then {
-        Some(then) => {
-            format!(
-                "{refused} refused, {waiting} without a GPU; all pods take {then} of {gpus} GPUs, now {now}"
-            )
-        }
-        None => format!("{refused} refused; no GpuNode reports GPUs yet, so none was placed"),
-    }
-}
-
 fn columns() -> Vec<Column<Row>> {
-    /// Of all pods; of one, whether it counts.
-    fn sum(row: &Row, of: fn(&Sums) -> Option<usize>, one: Option<bool>) -> Value {
-        let sum = match &row.sums {
-            Some(sums) => of(sums),
-            None => one.map(usize::from),
-        };
-        sum.map(|it| it as u64).into()
-    }
     vec![
         column("POD", "pod", Always, |row| row.pod.clone().into()),
         column("ADOPT", "adopt", Always, |row| text(Some(&row.sharer))),
@@ -416,32 +384,19 @@ fn columns() -> Vec<Column<Row>> {
             true => Value::Bad("refused".to_owned()),
             false => text(row.becomes.as_ref()),
         }),
-        column("BECOMES", "becomes", Wide, |row| {
-            text(row.becomes.as_ref().filter(|_| row.sums.is_none()))
-        }),
+        column("BECOMES", "becomes", Wide, |row| text(row.becomes.as_ref())),
         column("NODE", "node", Always, |row| text(row.node.as_ref())),
         column("NOTE", "note", Always, |row| {
             text(row.refused.as_ref().or(row.note.as_ref()))
         }),
-        column("TRANSLATED", "translated", Wide, |row| {
-            sum(row, |it| Some(it.translated), Some(row.is_translated()))
-        }),
-        column("REFUSED", "refused", Wide, |row| {
-            sum(row, |it| Some(it.refused), Some(row.is_refused()))
-        }),
-        column("WAITING", "waiting", Wide, |row| {
-            sum(row, |it| Some(it.waiting), None)
-        }),
-        column("GPUS-NOW", "gpusNow", Wide, |row| {
-            sum(row, |it| Some(it.now), None)
-        }),
-        column("GPUS-THEN", "gpusThen", Wide, |row| {
-            sum(row, |it| it.then, None)
-        }),
+        column("TRANSLATED", "translated", Wide, |row| row.sums[0].into()),
+        column("REFUSED", "refused", Wide, |row| row.sums[1].into()),
+        column("WAITING", "waiting", Wide, |row| row.sums[2].into()),
+        column("GPUS-NOW", "gpusNow", Wide, |row| row.sums[3].into()),
+        column("GPUS-THEN", "gpusThen", Wide, |row| row.sums[4].into()),
     ]
 }
 
 fn text(text: Option<&String>) -> Value {
-    let text = text.filter(|it| !it.is_empty());
-    text.map_or(Value::Nothing, |it| Value::Text(it.clone()))
+    text.filter(|it| !it.is_empty()).cloned().into()
 }

@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 use crate::Answer;
 use crate::args::CapacityArgs;
 use crate::output::Shown::Always;
-use crate::output::{Listing, Screen, Value, column};
+use crate::output::{Listing, Screen, column};
 
 /// For whom the capacity is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -146,8 +146,8 @@ fn listing(kinds: Vec<Kind>) -> Listing<Kind> {
             column("INSTANCE-TYPE", "instanceType", Always, |kind| {
                 kind.instance_type.clone().into()
             }),
-            column("NODES", "nodes", Always, |kind| Value::Count(kind.nodes)),
-            column("GPUS", "gpus", Always, |kind| Value::Count(kind.gpus)),
+            column("NODES", "nodes", Always, |kind| kind.nodes.into()),
+            column("GPUS", "gpus", Always, |kind| kind.gpus.into()),
             column("GPU-MIB", "gpuMiB", Always, |kind| kind.smallest.0.into()),
             column("NODE-MIB", "nodeMiB", Always, |kind| kind.all.0.into()),
         ],

@@ -24,6 +24,9 @@ use crate::output::{Listing, Value, column};
 /// Objects with one and the same problem that are named one by one.
 const NAMED: usize = 3;
 
+/// Where the pages are that a fix names.
+const PAGES: &str = "https://github.com/gpustow/gpustow/blob/main/docs/";
+
 /// Seconds after which a pod should have been seen on its GPU, or by a scheduler.
 const PATIENCE: u64 = 300;
 
@@ -65,7 +68,9 @@ impl Findings {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        let key = (level, problem.into(), fix.into());
+        // Who has the plugin has no pages.
+        let fix = fix.into().replace("docs/", PAGES);
+        let key = (level, problem.into(), fix);
         self.0.entry(key).or_default().insert(object.into());
     }
 }

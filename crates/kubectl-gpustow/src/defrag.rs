@@ -154,9 +154,8 @@ fn columns() -> Vec<Column<Row>> {
         column("GETS", "", Table, |row| text(row.gets.as_ref())),
         column("NODE", "node", Wide, |row| node(row.gets.as_ref())),
         column("GPUS", "gpuUuids", Wide, |row| gpus(row.gets.as_ref())),
-        column("MOVES", "pod", Always, |row| match &row.moves {
-            Some(moves) => Value::Text(moves.pod.clone()),
-            None => Value::Nothing,
+        column("MOVES", "pod", Always, |row| {
+            row.moves.as_ref().map(|it| it.pod.clone()).into()
         }),
         column("MEMORY", "memoryBytes", Always, |row| {
             row.moves.as_ref().map(|moves| moves.mib).into()

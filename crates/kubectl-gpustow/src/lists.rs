@@ -189,7 +189,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
         kind: "GpuList",
         columns: vec![
             column("NODE", "node", Always, |row| row.node.clone().into()),
-            column("GPU", "gpu", Always, |row| u64::from(row.card.index).into()),
+            column("GPU", "gpu", Always, |row| row.card.index.into()),
             column("MODEL", "model", Always, |row| {
                 row.card.model.clone().into()
             }),
@@ -219,6 +219,9 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 row.card.pods.iter().map(share).collect::<Vec<_>>().into()
             }),
             column("OTHERS", "others", Wide, |row| row.others.clone().into()),
+            column("MEMORY", "memoryBytes", Wide, |row| {
+                row.card.capacity.into()
+            }),
             column("UUID", "gpuUuid", Wide, |row| row.card.uuid.clone().into()),
             column("RESERVED", "reservedBytes", Wide, |row| {
                 row.card.total.minus(row.card.capacity).into()
@@ -230,15 +233,10 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 )
             }),
             // Of GPUs with MPS.
-            column(
-                "COMPUTE%",
-                "availableComputePercent",
-                Wide,
-                |row| match row.card.compute {
-                    Compute { capacity: 0, .. } => Value::Nothing,
-                    Compute { free, .. } => Value::Count(free.into()),
-                },
-            ),
+            column("COMPUTE%", "availableComputePercent", Wide, |row| {
+                let Compute { capacity, free } = row.card.compute;
+                (capacity > 0).then_some(u32::from(free)).into()
+            }),
             column("BORROWED", "borrowedBytes", Wide, |row| {
                 row.borrowed.memory.into()
             }),

@@ -106,16 +106,20 @@ pub(crate) enum Value {
 
 /// What a value is made from, each in its own way.
 macro_rules! values {
-    ($($from:ty => $kind:ident),*) => {
+    ($($from:ty: $it:ident => $value:expr),*) => {
         $(impl From<$from> for Value {
-            fn from(it: $from) -> Self {
-                Self::$kind(it)
+            fn from($it: $from) -> Self {
+                $value
             }
         })*
     };
 }
 
-values! { String => Text, u64 => Count, Mib => Memory, Vec<String> => Names }
+values! {
+    String: it => Self::Text(it), &str: it => Self::Text(it.to_owned()), Vec<String>: it => Self::Names(it),
+    u64: it => Self::Count(it), usize: it => Self::Count(it as u64), u32: it => Self::Count(it.into()),
+    Mib: it => Self::Memory(it)
+}
 
 impl<T: Into<Self>> From<Option<T>> for Value {
     fn from(found: Option<T>) -> Self {

@@ -74,33 +74,29 @@ fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
     Listing {
         kind: "WhatIf",
         columns: vec![
-            column("SCENARIO", "scenario", Always, |row| {
-                row.title.to_owned().into()
-            }),
+            column("SCENARIO", "scenario", Always, |row| row.title.into()),
             column("POLICY", "policy", Always, |row| {
-                let policy = row.policy.map(PolicyKind::name);
-                policy.map(str::to_owned).into()
+                row.policy.map(PolicyKind::name).into()
             }),
-            column("NODES", "nodes", Always, |row| count(row.nodes)),
-            column("GPUS", "gpus", Always, |row| count(row.gpus)),
-            column("PLACED", "placed", Always, |row| count(row.placed)),
-            column("WAITING", "waiting", Always, |row| count(row.waiting.len())),
+            column("NODES", "nodes", Always, |row| row.nodes.into()),
+            column("GPUS", "gpus", Always, |row| row.gpus.into()),
+            column("PLACED", "placed", Always, |row| row.placed.into()),
+            column("WAITING", "waiting", Always, |row| row.waiting.len().into()),
             column("ALLOCATED", "allocatedBytes", Always, |row| {
                 row.allocated.into()
             }),
             column("%", "allocatedPercent", Always, |row| {
                 Value::Number(percent(row))
             }),
-            column("EMPTY-GPUS", "emptyGpus", Always, |row| count(row.empty)),
+            column("EMPTY-GPUS", "emptyGpus", Always, |row| row.empty.into()),
             column("LARGEST", "largestFreeBytes", Always, |row| {
                 row.largest.into()
             }),
             column("COULD-GO", "nodesToSpare", Always, |row| {
-                row.to_spare
-                    .map_or(Value::Nothing, |(nodes, _)| count(nodes))
+                row.to_spare.map(|it| it.0).into()
             }),
             column("GPUS-COULD-GO", "gpusToSpare", Wide, |row| {
-                row.to_spare.map_or(Value::Nothing, |(_, gpus)| count(gpus))
+                row.to_spare.map(|it| it.1).into()
             }),
             column("NEWLY-PLACED", "", Table, |row| few(&row.newly_placed)),
             column("NEWLY-WAITING", "", Table, |row| few(&row.newly_waiting)),
@@ -123,10 +119,6 @@ fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
         empty: "",
         answer: Answer::Yes,
     }
-}
-
-fn count(count: usize) -> Value {
-    Value::Count(count as u64)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "one digit is shown")]

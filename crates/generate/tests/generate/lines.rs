@@ -8,28 +8,28 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_286),
-    ("extender", &["."], 8_463),
+    ("ledger", &["crates/ledger"], 15_304),
+    ("extender", &["."], 8_477),
     ("testkit", &["crates/testkit"], 7_171),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_532),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_498),
     ("agent", &["crates/agent"], 5_630),
     ("api", &["crates/api"], 4_142),
-    ("sim", &["crates/sim"], 4_040),
+    ("sim", &["crates/sim"], 4_038),
     ("pack", &["crates/pack"], 2_414),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate.
-    ("admission", &["crates/admission"], 1_796),
-    ("demo", &["crates/demo"], 1_710),
-    ("inspect", &["crates/inspect"], 1_616),
-    ("simulated NVML", &["crates/fake-nvml"], 1_240),
+    ("admission", &["crates/admission"], 1_788),
+    ("demo", &["crates/demo"], 1_709),
+    ("inspect", &["crates/inspect"], 1_625),
+    ("simulated NVML", &["crates/fake-nvml"], 1_233),
     ("generate", &["crates/generate"], 989),
-    ("serve", &["crates/serve"], 830),
+    ("serve", &["crates/serve"], 822),
     (
         "small crates",
         &["crates/fuzz", "crates/advice", "crates/settings"],
         776,
     ),
-    ("simworld", &["crates/simworld"], 630),
-    ("policies", &["crates/policies"], 425),
+    ("simworld", &["crates/simworld"], 626),
+    ("policies", &["crates/policies"], 411),
 ];
 
 #[test]

@@ -137,7 +137,10 @@ fn features(cluster: &Cluster, findings: &mut Findings) {
                 };
                 (
                     format!("{} does not work: {}", condition.type_, condition.message),
-                    format!("kubectl apply -f manifests/{}/rbac.yaml", right.component),
+                    format!(
+                        "kubectl apply -f manifests/{}/rbac.yaml; with Helm, turn the feature on in its values (config) and upgrade",
+                        right.component
+                    ),
                 )
             }
             config::UNREADABLE => (
@@ -173,7 +176,10 @@ fn scheduler(cluster: &Cluster, findings: &mut Findings) {
             Level::Warning,
             object.clone(),
             format!("kube-scheduler is of Kubernetes 1.{minor}, the API server of 1.{wanted}"),
-            format!("set newTag in manifests/base/kustomization.yaml to the cluster's own version, v1.{wanted}.x"),
+            format!(
+                "set newTag in manifests/base/kustomization.yaml to the cluster's own version, v1.{wanted}.x; with Helm, run helm \
+                 upgrade, which chooses it"
+            ),
         );
     }
 }

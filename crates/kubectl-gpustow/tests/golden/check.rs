@@ -86,9 +86,12 @@ async fn a_node_whose_driver_is_not_loaded_is_one_finding_with_its_own_fix() -> 
         node["status"]["conditions"] = json!([{ "type": "Ready", "status": "False", "reason": fault,
             "message": "the words of the agent" }]);
         let files = Files::new("driver", &[n, node])?;
+        // Pages are named by their URLs.
+        let (fix, page) = fix.split_once("docs/").unwrap_or((fix, ""));
         let row = files
             .finds("warning", "the words of the agent", fix)
             .await?;
+        ensure!(row["fix"].to_string().contains(page), "{row:#?}");
         let (_, rows) = files.check().await?;
         ensure!(rows.len() == 1 && row["object"] == "node/n", "{rows:#?}");
         ensure!(!row["fix"].to_string().contains("replace"), "{row:#?}");
