@@ -128,6 +128,7 @@ impl Notices {
             }
             self.shared(&mut notices, state, pod, now);
             self.past_mps(&mut notices, state, pod, now);
+            self.gone(&mut notices, state, pod, now);
             for (uuid, what) in &failed {
                 let parts = state.cards().filter(|seen| {
                     seen.gpu
@@ -293,6 +294,24 @@ impl Notices {
                 );
                 self.once(notices, pod, "GpuSharedUnknowingly", &gpu.uuid, note, now);
             }
+        }
+    }
+
+    /// A GPU that the driver shows no more is of no use to its pods, whatever is in its place.
+    fn gone(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+        let all = state.cards().map(|seen| &seen.gpu);
+        let (gone, there): (Vec<&Gpu>, Vec<_>) = all.partition(|gpu| gpu.missing);
+        // A driver that shows no GPU at all is about to be replaced.
+        let gone = gone.into_iter().filter(|_| !there.is_empty());
+        for uuid in gone
+            .map(|gpu| &gpu.uuid)
+            .filter(|uuid| pod.assigned(uuid) > Mib::ZERO)
+        {
+            let note = format!(
+                "GPU {uuid} of this pod is no longer there: it was replaced, divided into MIG instances or made whole, or has failed. \
+                 Its node's other GPUs are well. Delete the pod; its owner makes a new one."
+            );
+            self.once(notices, pod, "GpuGone", uuid, note, now);
         }
     }
 

@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 36] = [
+pub const ALL: [Known; 37] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -198,6 +198,13 @@ pub const ALL: [Known; 36] = [
         reads: "`Its container cannot start, because its MIG instance 2g.20gb on GPU … is not there: …`",
         means: "The agent could not [make the instance](mig.md) within ten seconds; the Event says why",
         advice: "Fix that on the node, or delete the pod",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuGone",
+        reads: "`GPU … of this pod is no longer there: it was replaced, divided into MIG instances or made whole, or has failed. …`",
+        means: "The driver shows other GPUs, and not this one",
+        advice: "Delete the pod; its owner makes a new one",
     },
     Known {
         about: "Pod",

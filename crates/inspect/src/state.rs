@@ -45,6 +45,12 @@ pub fn unread<'c>(cluster: &'c Cluster, node: &str) -> Option<Unread<'c>> {
     })
 }
 
+/// Does the driver show the GPU no more?
+pub fn is_missing(cluster: &Cluster, node: &str, uuid: &str) -> bool {
+    let report = cluster.reports.get(node);
+    report.is_some_and(|it| it.gpus.iter().any(|gpu| gpu.missing && gpu.uuid == uuid))
+}
+
 /// Why the GPU takes no new pod.
 pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<String> {
     if let Some(why) = node_refuses(cluster, view) {

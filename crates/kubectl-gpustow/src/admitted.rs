@@ -35,18 +35,11 @@ pub(crate) fn admitted(
     Ok((pod, admitted.warnings))
 }
 
-/// What the API server says of a new pod, with its quotas and all that admits pods there.
-enum Said {
-    /// What it would create.
-    Made(Box<Pod>),
-    Refused(String),
-    /// The cluster is in files, or the user may not create pods.
-    Nothing,
-}
-
-async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Said> {
+/// What the API server says of a new pod, with its quotas and all that admits pods there: the pod, or why it is refused.
+/// Nothing if the cluster is in files, or the user may not create pods.
+async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Option<Result<Pod, String>>> {
     if source.from.is_some() {
-        return Ok(Said::Nothing);
+        return Ok(None);
     }
     let (client, _) = source.client().await?;
     let mut pod = pod.clone();
@@ -62,11 +55,11 @@ async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Said> {
     };
     let pods = Api::<Pod>::namespaced(client, namespace);
     match pods.create(&dry_run, &pod).await {
-        Ok(made) => Ok(Said::Made(Box::new(made))),
+        Ok(made) => Ok(Some(Ok(made))),
         Err(kube::Error::Api(status)) if status.message.contains("cannot create resource") => {
-            Ok(Said::Nothing)
+            Ok(None)
         }
-        Err(kube::Error::Api(status)) => Ok(Said::Refused(status.message)),
+        Err(kube::Error::Api(status)) => Ok(Some(Err(status.message))),
         Err(error) => Err(error.into()),
     }
 }
@@ -80,10 +73,9 @@ pub(crate) async fn refused_by_server(
     pod: &Pod,
     namespace: &str,
 ) -> Result<Option<String>> {
-    Ok(match asked(source, pod, namespace).await? {
-        Said::Refused(message) => Some(format!("the API server says: {message}")),
-        Said::Made(_) | Said::Nothing => None,
-    })
+    let said = asked(source, pod, namespace).await?;
+    let refused = said.and_then(Result::err);
+    Ok(refused.map(|message| format!("the API server says: {message}")))
 }
 
 /// What is wrong with the webhook, by a pod that is not stored.
@@ -98,14 +90,13 @@ pub(crate) async fn problem(source: &Source) -> Result<Option<String>> {
         }],
     } }))?;
     let made = match asked(source, &probe, names::NAMESPACE).await? {
-        Said::Nothing => return Ok(None),
-        Said::Refused(message) => {
-            let problem = message
-                .contains("failed calling webhook")
-                .then_some(message);
-            return Ok(problem);
+        None => return Ok(None),
+        Some(Err(message)) => {
+            let is_its = message.contains("failed calling webhook")
+                || message.contains(names::WEBHOOK_CONFIGURATION);
+            return Ok(is_its.then_some(message));
         }
-        Said::Made(made) => made,
+        Some(Ok(made)) => made,
     };
     let scheduler = made.spec.and_then(|it| it.scheduler_name);
     let changed = scheduler.as_deref() == Some(names::SCHEDULER);

@@ -8,7 +8,6 @@ use gpustow_admission::Cluster;
 use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
-use gpustow_inspect::Scope;
 use gpustow_inspect::system::Seen;
 use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -76,10 +75,7 @@ pub(crate) async fn run(
         spec: &spec,
         queue_from: &[],
     };
-    let scope = Scope {
-        namespace: global.namespace.clone(),
-        selector: global.selector.clone(),
-    };
+    let scope = global.scope_in(None);
     let pods: Vec<Pod> = lists.pods.into_iter().map(|it| it.pod).collect();
     let labelled = labelled(&bounds.namespaces, &pods, args);
     let now = assigned(&pods, resource)

@@ -459,18 +459,15 @@ fn columns() -> Vec<Column<Row>> {
         }),
         column("PEAK", "peakBytes", Always, |row| row.peak.into()),
         column("ADVICE", "advisedBytes", Always, |row| {
-            row.request
-                .map(|it| Mib(it.0.saturating_mul(row.gpus)))
-                .into()
+            let of_pod = |it: Mib| Mib(it.0.saturating_mul(row.gpus));
+            row.request.map(of_pod).into()
         }),
         column("LIMIT", "limitBytes", Always, |row| row.limit.into()),
-        column("DAYS", "days", Always, |row| match row.samples {
-            0 => Value::Nothing,
-            _ => Value::Number(days(row)),
+        column("DAYS", "days", Always, |row| {
+            (row.samples > 0).then(|| days(row)).into()
         }),
-        column("MINUTES", "samples", Wide, |row| match row.samples {
-            0 => Value::Nothing,
-            samples => Value::Count(samples),
+        column("MINUTES", "samples", Wide, |row| {
+            (row.samples > 0).then_some(row.samples).into()
         }),
         column("FREES", "freesBytes", Always, |row| row.frees.into()),
         column("EMPTY-GPUS", "emptyGpus", Always, |row| {

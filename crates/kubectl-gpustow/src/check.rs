@@ -131,7 +131,7 @@ pub(crate) fn run(
             column("LEVEL", "level", Always, |row| match row.level {
                 Level::Error => Value::Bad("error".to_owned()),
                 Level::Warning => Value::Bad("warning".to_owned()),
-                Level::Info => Value::Text("info".to_owned()),
+                Level::Info => "info".into(),
             }),
             column("OBJECT", "object", Always, |row| row.object().into()),
             column("PROBLEM", "problem", Always, |row| {
@@ -181,7 +181,10 @@ fn node(cluster: &Cluster, view: &NodeView, findings: &mut Findings) {
             fix.map_or_else(|| parts::look_at_agent(cluster, &view.name), str::to_owned),
         );
     }
-    let capacity: Mib = view.cards.iter().map(|card| card.capacity).sum();
+    // What is no longer there counts only for what pods hold of it.
+    let cards = view.cards.iter();
+    let cards = cards.filter(|card| !state::is_missing(cluster, &view.name, &card.uuid));
+    let capacity: Mib = cards.map(|card| card.capacity).sum();
     let status = cluster
         .nodes
         .get(&*view.name)

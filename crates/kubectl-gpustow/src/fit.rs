@@ -61,11 +61,7 @@ pub(crate) async fn run(
             Some(refusal) => why::refused(&cluster, &facts, refusal),
             None => why::waiting(&cluster, created, &facts),
         };
-        for warning in warnings {
-            if !why.unknown.iter().any(|it| same(it, warning)) {
-                why.unknown.push(warning.clone());
-            }
-        }
+        why.unknown = warnings.to_vec();
         let why = why.into_fit();
         if why.answer() == Answer::No {
             answer = Answer::No;
@@ -73,12 +69,6 @@ pub(crate) async fn run(
         why.print(format, out)?;
     }
     Ok(answer)
-}
-
-/// Are they about the same field?
-fn same(one: &str, other: &str) -> bool {
-    let field = |text: &str| text.split_once("]:").map(|(field, _)| field.to_owned());
-    field(one).is_some() && field(one) == field(other)
 }
 
 /// How the cluster admits pods. Whether it would be queued is no part of the question.

@@ -25,7 +25,7 @@ mod why;
 use std::io::Write;
 
 use anyhow::Result;
-use gpustow_inspect::{Scope, load};
+use gpustow_inspect::load;
 
 pub use args::Args;
 use args::Command;
@@ -60,11 +60,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         Command::Report { by, output } => {
             let cluster = cluster().await?;
             // Showback is for the whole cluster unless a namespace is named.
-            let scope = Scope {
-                namespace: global.namespace.clone(),
-                ..global.scope(&cluster)
-            };
-            lists::report(&cluster, &scope, &by).print(&output, screen, out)
+            lists::report(&cluster, &global.scope_in(None), &by).print(&output, screen, out)
         }
         Command::Why { pod, answer } => {
             let mut cluster = cluster().await?;
@@ -86,11 +82,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         Command::Defrag { output } => {
             let cluster = cluster().await?;
             // What is free is the whole cluster's, and so is who waits unless a namespace is named.
-            let scope = Scope {
-                namespace: global.namespace.clone(),
-                ..global.scope(&cluster)
-            };
-            defrag::plans(&cluster, &scope).print(&output, screen, out)
+            defrag::plans(&cluster, &global.scope_in(None)).print(&output, screen, out)
         }
         Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),
         Command::Check { output } => {

@@ -442,9 +442,8 @@ pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<Repo
     Listing {
         kind: "GpuReport",
         columns: vec![
-            column("GROUP", "group", Always, |row| match row.group.as_str() {
-                "" => Value::Nothing,
-                group => Value::Text(group.to_owned()),
+            column("GROUP", "group", Always, |row| {
+                (!row.group.is_empty()).then_some(&*row.group).into()
             }),
             column("PODS", "pods", Always, |row| row.pods.into()),
             column("WAITING", "waitingPods", Always, |row| row.waiting.into()),
@@ -453,9 +452,7 @@ pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<Repo
             }),
             column("USED", "usedBytes", Always, |row| row.used.into()),
             column("IDLE", "idleBytes", Always, |row| row.idle.into()),
-            column("GIB-HOURS", "gibHours", Always, |row| {
-                Value::Number(row.gib_hours)
-            }),
+            column("GIB-HOURS", "gibHours", Always, |row| row.gib_hours.into()),
         ],
         total: (rows.len() > 1).then_some(total),
         rows,

@@ -118,7 +118,7 @@ macro_rules! values {
 values! {
     String: it => Self::Text(it), &str: it => Self::Text(it.to_owned()), Vec<String>: it => Self::Names(it),
     u64: it => Self::Count(it), usize: it => Self::Count(it as u64), u32: it => Self::Count(it.into()),
-    Mib: it => Self::Memory(it)
+    Mib: it => Self::Memory(it), f64: it => Self::Number(it)
 }
 
 impl<T: Into<Self>> From<Option<T>> for Value {

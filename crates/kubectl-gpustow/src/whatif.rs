@@ -85,9 +85,7 @@ fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
             column("ALLOCATED", "allocatedBytes", Always, |row| {
                 row.allocated.into()
             }),
-            column("%", "allocatedPercent", Always, |row| {
-                Value::Number(percent(row))
-            }),
+            column("%", "allocatedPercent", Always, |row| percent(row).into()),
             column("EMPTY-GPUS", "emptyGpus", Always, |row| row.empty.into()),
             column("LARGEST", "largestFreeBytes", Always, |row| {
                 row.largest.into()

@@ -427,6 +427,12 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     if let Some(asked) = state::holds(&pod.object, names::RECLAIM_CONDITION) {
         why.summary += &format!(" {asked}.");
     }
+    let mut uuids = assignment.charges.iter().map(|(uuid, _)| uuid);
+    if let Some(uuid) = uuids.find(|uuid| state::is_missing(cluster, node, uuid)) {
+        why.summary = format!(
+            "It is on {node}, and its GPU {uuid} is no longer there. Delete the pod; its owner makes a new one."
+        );
+    }
     let index = |uuid: &str| {
         let cards = &view.as_ref()?.cards;
         cards.iter().position(|card| *card.uuid == *uuid)

@@ -286,3 +286,36 @@ fn a_node_whose_driver_is_not_loaded_is_told_once_for_all_its_cards() {
     assert_eq!(scene.look(&none, 5), []);
     assert_eq!(scene.reasons(&none, 603), ["GpuNodeFailed"]);
 }
+
+#[test]
+fn pod_whose_gpu_is_replaced_divided_or_made_whole_is_told_once_to_be_deleted() {
+    let replaced = Gpu {
+        uuid: "GPU-new".to_owned(),
+        ..h100(0)
+    };
+    for others in [vec![replaced, h100(1)], vec![h100(1)]] {
+        let mut scene = Scene::new();
+        let mine = pods(&[pod(&[("GPU-0", 100)])]);
+        assert!(!scene.reasons(&mine, 0).contains(&"GpuGone"));
+        scene.host.shows(&machine(others));
+        let told = scene.look(&mine, 10);
+        let gone = told.iter().find_map(|notice| match notice {
+            Notice::Warn {
+                reason: "GpuGone",
+                note,
+                ..
+            } => Some(note.as_str()),
+            _ => None,
+        });
+        let note = gone.unwrap_or_default();
+        assert!(
+            note.starts_with("GPU GPU-0 of this pod is no longer there")
+                && note.contains("Delete the pod"),
+            "{told:?}"
+        );
+        assert!(!scene.reasons(&mine, 20).contains(&"GpuGone"));
+        // One on a GPU that stays is told nothing.
+        let others = pods(&[pod(&[("GPU-1", 100)])]);
+        assert!(!scene.reasons(&others, 30).contains(&"GpuGone"));
+    }
+}

@@ -26,6 +26,13 @@ pub(super) fn look(
     let Some(gpu) = gpu else { return };
     if let Some(by) = &gpu.held_by {
         held_by_others(by, view, card, findings);
+    } else if gpu.missing {
+        findings.add(
+            Level::Warning,
+            object(),
+            format!("GPU {} ({}) is no longer there", card.index, card.uuid),
+            "delete the pods that hold it, so that their owners make new ones; the agent forgets it then",
+        );
     } else if !gpu.healthy && state::unread(cluster, &view.name).is_none() {
         failed(cluster, gpu, view, card, findings);
     }

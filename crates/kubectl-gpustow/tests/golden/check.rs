@@ -179,3 +179,43 @@ async fn a_pod_with_the_same_problem_on_two_gpus_is_named_once() -> Result<()> {
     );
     Ok(())
 }
+
+#[tokio::test]
+async fn gpu_that_is_no_longer_there_is_one_finding_whose_fix_is_to_delete_its_pods() -> Result<()>
+{
+    let [n, _] = healthy();
+    let gone = json!({ "healthy": false, "missing": true, "reason": "not there any more" });
+    let mut node = report("n", NOW, &gone);
+    let first = node["status"]["gpus"][0].clone();
+    let mut other = first.clone();
+    (other["uuid"], other["index"]) = (json!("GPU-new"), json!(1));
+    (other["healthy"], other["missing"]) = (json!(true), json!(false));
+    other["reason"] = json!(null);
+    node["status"]["gpus"] = json!([first, other]);
+    let mut pod = waiting("holds", "");
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
+        r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":2048}],"containers":{"main":["GPU-n"]}}"# });
+    pod["spec"]["nodeName"] = json!("n");
+    let files = Files::new("gone", &[n, node, pod])?;
+    files
+        .finds(
+            "warning",
+            "is no longer there",
+            "delete the pods that hold it",
+        )
+        .await?;
+    let (_, rows) = files.check().await?;
+    let fixes: Vec<_> = rows.iter().map(|row| row["fix"].to_string()).collect();
+    ensure!(
+        !fixes
+            .iter()
+            .any(|fix| fix.contains("replace the GPU") || fix.contains("look at the log")),
+        "{rows:#?}"
+    );
+    let (_, why) = files.ask("why ops/holds").await?;
+    ensure!(
+        why.contains("its GPU GPU-n is no longer there. Delete the pod"),
+        "{why}"
+    );
+    Ok(())
+}
