@@ -258,7 +258,7 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
     let reason = wordy.create(&case.client).await.err().context("created")?;
     let reason = format!("{reason:#}");
     assert!(
-        reason.contains("metadata.annotations: too large"),
+        reason.contains("metadata.annotations: they have "),
         "{reason}"
     );
     case.end().await

@@ -239,14 +239,16 @@ impl Assignment {
         annotations
     }
 
-    /// True if a pod that bears `present` may bear an assignment too, on whatever node: its
-    /// containers are given by name and number of GPUs. The API server does not check this when it
-    /// binds and would refuse every later write to the pod.
-    #[must_use]
+    /// May a pod that has these annotations have an assignment too, on whatever node? Its containers are given by name and
+    /// number of GPUs. Since Kubernetes 1.38 the API server refuses a Binding that makes annotations too large; before, it
+    /// refuses every later write to the pod.
+    ///
+    /// # Errors
+    /// What is wrong with their size, in bytes.
     pub fn fits_beside<'a>(
         present: &BTreeMap<String, String>,
         containers: impl Iterator<Item = (&'a str, u32)>,
-    ) -> bool {
+    ) -> Result<(), String> {
         let present: usize = present
             .iter()
             .map(|(key, value)| key.len() + value.len())
@@ -256,7 +258,13 @@ impl Assignment {
                 CONTAINER_BYTES + 6 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
             })
             .sum();
-        present.saturating_add(added) <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE
+        let most = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;
+        match present.saturating_add(added) <= most {
+            true => Ok(()),
+            false => Err(format!(
+                "they have {present} bytes, and the assignment may need {added} more. Together they may have {most}: remove some"
+            )),
+        }
     }
 }
 

@@ -157,13 +157,12 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     request.bursts = size == Size::Mib && limit::bursts(annotations, &limited);
     let gpus = request.claims.iter().map(|claim| claim.gpus);
     let names = asking.iter().map(|(_, _, name, ..)| *name);
-    if !annotations.contains_key(names::ASSIGNMENT)
-        && !Assignment::fits_beside(annotations, names.zip(gpus))
-    {
-        return Err(BadRequest {
+    if !annotations.contains_key(names::ASSIGNMENT) {
+        let fits = Assignment::fits_beside(annotations, names.zip(gpus));
+        fits.map_err(|problem| BadRequest {
             field: "metadata.annotations".to_owned(),
-            problem: "too large for the assignment to go in beside them: remove some".to_owned(),
-        });
+            problem,
+        })?;
     }
     Ok((
         request,

@@ -186,7 +186,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
         let free = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;
         let fits = |bytes| {
             let container = [(&*longest.containers[0].0, gpus)];
-            Assignment::fits_beside(&room(bytes), container.into_iter())
+            Assignment::fits_beside(&room(bytes), container.into_iter()).is_ok()
         };
         assert!(!fits(free - added));
         assert!(fits(200 << 10));

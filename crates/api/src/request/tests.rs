@@ -90,7 +90,7 @@ fn the_assignment_must_have_room_among_the_annotations() {
     let spec = || json!({"containers": [asks("main", 4096)]});
     let problem = read(&pod(json!({"k": large}), spec())).unwrap_err();
     assert!(
-        problem.starts_with("metadata.annotations: too large"),
+        problem.starts_with("metadata.annotations: they have 245761 bytes"),
         "{problem}"
     );
     assert!(read(&pod(json!({"k": large, names::ASSIGNMENT: "{}"}), spec())).is_ok());
