@@ -24,11 +24,9 @@ pub struct Victims {
 }
 
 impl Ledger {
-    /// May pods be evicted where only fragmented memory keeps the pod off a node? kube-scheduler asks for such victims since
-    /// Kubernetes 1.38. From the first question on it preempts for single pods, and [`Ledger::fragmented`] names none.
-    /// A pod that is too young for it is woken once it is old enough.
+    /// May pods be evicted where only fragmented memory keeps the pod off a node? kube-scheduler of 1.38 or later can ask for
+    /// such victims. A pod that is too young for it is woken once it is old enough.
     pub fn may_preempt_fragmented(&mut self, pod: &PodFacts, now: Duration) -> bool {
-        self.fragmented.leave_to_scheduler();
         let after = self.config.preempt_after;
         let is_on = self.config.preempt_fragmented;
         if is_on && !self.sight(now).has_waited(pod, after) {

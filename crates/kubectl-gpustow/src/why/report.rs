@@ -61,9 +61,6 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
                     format!("can reclaim on {node} what {pods} uses beyond its request")
                 }
                 Cause::Reserve => format!("can reserve GPUs of {node} until {pods} finishes"),
-                Cause::Preempt => format!(
-                    "can evict {pods} from {node} (Kubernetes 1.38 or later: kube-scheduler evicts)"
-                ),
                 _ => format!("can evict {pods} from {node}"),
             }
         }

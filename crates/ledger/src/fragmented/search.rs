@@ -41,16 +41,9 @@ pub(crate) struct Seen {
     budget: Option<(Duration, Budget)>,
     /// Of pods for which others are to end or to move: nodes that gained room before this were looked at.
     looked: HashMap<Uid, u64>,
-    /// kube-scheduler itself preempts for single pods whose room is fragmented.
-    by_scheduler: bool,
 }
 
 impl Seen {
-    /// No search is begun from now on.
-    pub(crate) fn leave_to_scheduler(&mut self) {
-        self.by_scheduler = true;
-    }
-
     /// Others are to end or to move for these pods alone.
     pub(super) fn keep_looked(&mut self, uids: &[Uid]) {
         self.looked.retain(|uid, _| uids.contains(uid));
@@ -148,9 +141,6 @@ pub(super) struct Chosen {
 impl Seen {
     /// Goes on with the first rounds.
     pub(super) fn search(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Looked {
-        if self.by_scheduler {
-            return Looked::default();
-        }
         let now = sight.now;
         let may = |uid: &Uid| {
             let pod = sight.books.pod(uid);
