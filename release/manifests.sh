@@ -14,7 +14,7 @@ write() {
 }
 
 rm -f "$dist"/install-*.yaml
-for minor in 1.33 1.34 1.35 1.36 1.37; do
+for minor in 1.34 1.35 1.36 1.37; do
     write base "$minor"
 done
 "$kubectl" kustomize "$root/manifests/overlays/default-scheduler" >"$dist/install-default-scheduler.yaml"

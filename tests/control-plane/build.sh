@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gets the etcd and the Kubernetes that the tests run: the minor in KUBERNETES, 1.36 without it. It fetches the release's
 # programs if the minor's folder has their sums, and else compiles them. Says what it does on stderr; the only line on
-# stdout is the folder of the programs. With KUBELET=1.33 that folder has that minor's kubelet too.
+# stdout is the folder of the programs. With KUBELET=1.34 that folder has that minor's kubelet too.
 #   GPUSTOW_DOWNLOADS  fetch from this address instead of dl.k8s.io and GitHub; empty: compile
 set -eu
 
@@ -45,7 +45,16 @@ get() {
 
 control_plane() {
     # The main package of etcd is called server.
-    get "${KUBERNETES:-1.36}" "" server kube-apiserver kube-controller-manager kube-scheduler kubectl
+    set -- server kube-apiserver kube-controller-manager kube-scheduler kubectl
+    get "${KUBERNETES:-1.36}" "" "$@"
+    [ ! -x "$out/kube-apiserver" ] || return 0
+    # This minor pins only some of them: the others are those of the minor before.
+    some=$out
+    get "1.$((${KUBERNETES#1.} - 1))" "" "$@"
+    mkdir -p "$some/with-others"
+    ln -sf "$out"/server "$out"/kube* "$some/with-others"
+    ln -sf "$some"/kube-* "$some/with-others"
+    out=$some/with-others
 }
 
 control_plane

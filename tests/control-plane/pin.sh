@@ -1,14 +1,18 @@
 #!/bin/sh
 # Pins the Kubernetes that the tests run for one minor: writes go.mod, go.sum and the sums of that patch, with the
-# etcd that this Kubernetes is itself tested with. Usage: pin.sh 1.37.1
+# etcd that this Kubernetes is itself tested with. Needs the Go that this Kubernetes needs. Usage:
+# pin.sh 1.37.1, or pin.sh 1.38.0-beta.0 kube-scheduler, where the other programs are those of the minor before
 set -eu
 
 patch=$1
+shift
+[ $# -gt 0 ] || set -- kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet
 here=$(cd "$(dirname "$0")" && pwd)
-minor=${patch%.*}
+minor=$(echo "$patch" | cut -d. -f1,2)
 libraries=v0.${patch#1.}
 upstream=$(GOTOOLCHAIN=local GOWORK=off go mod download -json "k8s.io/kubernetes@v$patch" |
     sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
+go=$(sed -n 's/^go //p' "$upstream")
 etcd=$(sed -n 's,^\tgo.etcd.io/etcd/client/v3 \(v[^ ]*\).*,\1,p' "$upstream")
 
 mkdir -p "$here/$minor"
@@ -19,7 +23,7 @@ rm -f go.sum
 // The real Kubernetes that the tests run: binaries only, no Go source of ours.
 module gpustow.dev/tests/control-plane
 
-go 1.26.0
+go $go
 
 require (
 	go.etcd.io/etcd/server/v3 $etcd
@@ -28,11 +32,7 @@ require (
 
 tool (
 	go.etcd.io/etcd/server/v3
-	k8s.io/kubernetes/cmd/kube-apiserver
-	k8s.io/kubernetes/cmd/kube-controller-manager
-	k8s.io/kubernetes/cmd/kube-scheduler
-	k8s.io/kubernetes/cmd/kubectl
-	k8s.io/kubernetes/cmd/kubelet
+$(printf '\tk8s.io/kubernetes/cmd/%s\n' "$@")
 )
 
 replace (

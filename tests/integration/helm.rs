@@ -155,7 +155,7 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
 #[tokio::test]
 async fn the_schedulers_image_is_the_clusters_version_as_far_as_it_was_tested() -> Result<()> {
     let mut tested = Vec::new();
-    for minor in 33..=37 {
+    for minor in 34..=37 {
         let pins = repository(&format!("tests/control-plane/1.{minor}/go.mod"));
         let pins = std::fs::read_to_string(pins)?;
         let version = pins.split("k8s.io/kubernetes ").nth(1);
@@ -165,7 +165,7 @@ async fn the_schedulers_image_is_the_clusters_version_as_far_as_it_was_tested() 
             version.context("no pin")?.to_owned(),
         ));
     }
-    tested.push(("v1.33.5-eks-a1b2".to_owned(), "v1.33.5".to_owned()));
+    tested.push(("v1.34.2-eks-a1b2".to_owned(), "v1.34.2".to_owned()));
     tested.push(("v1.36.1".to_owned(), "v1.36.1".to_owned()));
     tested.push(("v1.38.2-rc.1".to_owned(), "v1.38.2".to_owned()));
     for (cluster, expected) in tested {

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Runs what depends on the version of Kubernetes on each minor, or on those named as arguments, and ends
-# with a table of what passed. Usage: run.sh [1.33 1.37 …]
+# with a table of what passed. Usage: run.sh [1.34 1.38 …]
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-[ $# -gt 0 ] || set -- 1.33 1.34 1.35 1.36 1.37
+[ $# -gt 0 ] || set -- 1.34 1.35 1.36 1.37 1.38
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
@@ -29,6 +29,9 @@ pods are queued, and some never|attack::queue::pods_are_queued_while_the_status_
 the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_has_the_right
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
 the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
+victims by the switches alone|fragmented::kube_scheduler_that_asks_about_fragmented_memory_gets_victims_by_the_switches
+preemption for fragmented memory|fragmented::one_of_lower_priority_ends_and_the_pod_gets_its_card
+none where it is off|fragmented::nobody_ends_unless_the_operator_wants_it_nor_for_who_may_not_preempt
 what preempts deletes no other pod|attack::fragmented::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
 plugin and webhook say the same|webhook::plugin_and_webhook_say_the_same_of_every_pod
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus

@@ -19,7 +19,7 @@ pub const LEAST_NODES: usize = 100;
 const LEAST_PERCENT: usize = 5;
 
 /// kube-scheduler looks no further once so many of its nodes pass its own filters, and asks the extender about these alone:
-/// `numFeasibleNodesToFind` of Kubernetes 1.33 to 1.37. The percentage is `percentageOfNodesToScore`; 0 is adaptive.
+/// `numFeasibleNodesToFind` of Kubernetes 1.34 to 1.38. The percentage is `percentageOfNodesToScore`; 0 is adaptive.
 #[must_use]
 pub fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
     let percentage = match percentage {

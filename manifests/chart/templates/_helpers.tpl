@@ -1,6 +1,6 @@
 {{/* The newest patch of each minor that the tests run; kube-scheduler is no newer than that. */}}
 {{- define "gpustow.tested" -}}
-{"1.33": 13, "1.34": 4, "1.35": 4, "1.36": 3, "1.37": 1}
+{"1.34": 4, "1.35": 4, "1.36": 3, "1.37": 1}
 {{- end }}
 
 {{/* What stops an installation. */}}
