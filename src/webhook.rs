@@ -151,11 +151,8 @@ impl Webhook {
         }
     }
 
-    /// The history of a pod that leaves its amount to it.
+    /// The history of the pod's workload.
     async fn history(&self, pod: &Value, namespace: &str) -> Result<Option<GpuWorkload>, NoAnswer> {
-        if !auto::wants(pod, &self.resource) {
-            return Ok(None);
-        }
         let name = workload::name_of(&auto::workload(pod));
         let all = Api::<GpuWorkload>::namespaced(self.client.clone(), namespace);
         within(PATIENCE, all.get_opt(&name)).await.map_err(|error| {
@@ -194,9 +191,13 @@ impl Webhook {
         if !is_name(name) {
             return Err("the request names no namespace: only API servers call this");
         }
-        let (namespace, history) = match creates && reads_namespace(object, cluster) {
-            true => tokio::try_join!(self.namespace(name), self.history(object, name))?,
-            false => Default::default(),
+        let namespace = match creates && reads_namespace(object, cluster) {
+            true => self.namespace(name).await?,
+            false => ObjectMeta::default(),
+        };
+        let history = match creates && auto::reads_history(object, &namespace, &self.resource) {
+            true => self.history(object, name).await?,
+            false => None,
         };
         let ask = Ask {
             pod: object,

@@ -17,6 +17,8 @@ const HAMI_MEMORY: &str = "nvidia.com/gpumem";
 const HAMI_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
 const HAMI_CORES: &str = "nvidia.com/gpucores";
 const HAMI_PLACED: &str = "hami.io/vgpu-devices-allocated";
+/// What NVIDIA's device plugin calls a share of a GPU where its configuration says `renameByDefault`.
+const SHARED_GPU: &str = "nvidia.com/gpu.shared";
 const VOLCANO_GPUS: &str = "volcano.sh/vgpu-number";
 const VOLCANO_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
 const VOLCANO_CORES: &str = "volcano.sh/vgpu-cores";
@@ -32,7 +34,7 @@ pub(crate) const CHOICES: [(&str, &str, &str); 4] = [
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr, VariantNames,
 )]
-#[strum(serialize_all = "lowercase")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Sharer {
     /// Aliyun's gpushare.
     Gpushare,
@@ -42,6 +44,8 @@ pub enum Sharer {
     Volcano,
     /// Whole GPUs of NVIDIA's device plugin.
     Whole,
+    /// GPUs that NVIDIA's device plugin gives to several pods in turn.
+    TimeSlicing,
 }
 
 impl Sharer {
@@ -57,6 +61,9 @@ impl Sharer {
         } else if requests(HAMI_MEMORY) || requests(HAMI_PERCENTAGE) || requests(HAMI_CORES) {
             Some(Self::Hami)
         } else {
+            if requests(SHARED_GPU) {
+                return Some(Self::TimeSlicing);
+            }
             let is_hamis = note(pod, HAMI_PLACED).is_some();
             let whole = if is_hamis { Self::Hami } else { Self::Whole };
             requests(names::NVIDIA_GPU).then_some(whole)
@@ -70,6 +77,7 @@ impl Sharer {
             Self::Hami => "HAMi",
             Self::Volcano => "Volcano",
             Self::Whole => "NVIDIA's device plugin",
+            Self::TimeSlicing => "time-slicing",
         }
     }
 
@@ -91,6 +99,7 @@ impl Sharer {
                 VOLCANO_CORES,
             ],
             Self::Whole => &[names::NVIDIA_GPU],
+            Self::TimeSlicing => &[names::NVIDIA_GPU, SHARED_GPU],
         }
     }
 
@@ -99,7 +108,7 @@ impl Sharer {
         match self {
             Self::Hami => (HAMI_CORES, "hami-scheduler"),
             Self::Volcano => (VOLCANO_CORES, "volcano"),
-            Self::Gpushare | Self::Whole => ("", ""),
+            Self::Gpushare | Self::Whole | Self::TimeSlicing => ("", ""),
         }
     }
 }
@@ -115,6 +124,8 @@ pub struct Terms {
     pub mib_per_gpu: Option<u64>,
     /// MiB of each GPU that HAMi gives to a pod that requests GPUs alone. Without it, such a pod gets whole GPUs.
     pub default_mib: Option<u64>,
+    /// How many shares time-slicing makes of a GPU.
+    pub replicas: u64,
 }
 
 impl Terms {
@@ -127,6 +138,7 @@ impl Terms {
             mib_per_unit,
             mib_per_gpu: None,
             default_mib: None,
+            replicas: 1,
         }
     }
 
@@ -136,9 +148,10 @@ impl Terms {
     pub fn bound(&self, key: &str, amount: u64) -> Option<u64> {
         let each = match key {
             names::GPUSHARE_MEM | HAMI_MEMORY | names::VOLCANO_MEMORY => self.mib_per_unit,
-            names::NVIDIA_GPU | VOLCANO_GPUS => {
+            names::NVIDIA_GPU | SHARED_GPU | VOLCANO_GPUS => {
                 let default = self.default_mib.filter(|_| self.sharer == Sharer::Hami);
-                default.or(self.mib_per_gpu).unwrap_or(LEAST_MIB)
+                let whole = default.or(self.mib_per_gpu).unwrap_or(LEAST_MIB);
+                whole.div_ceil(self.replicas)
             }
             _ => 0,
         };
@@ -182,6 +195,19 @@ impl Terms {
         }
         terms.mib_per_gpu = number(names::ADOPT_MIB_LABEL)?;
         terms.default_mib = number(names::ADOPT_DEFAULT_LABEL)?;
+        if sharer == Sharer::TimeSlicing {
+            let said = labels.get(names::ADOPT_REPLICAS_LABEL);
+            let said = said.map(String::as_str).unwrap_or_default();
+            let replicas = self::number(said).filter(|it| (1..=100).contains(it));
+            terms.replicas = replicas.ok_or_else(|| {
+                let problem = format!(
+                    "{said:?} is no number of shares of a GPU: write 1 to 100, as replicas of the device plugin's configuration, \
+                     which nodes have in their label {}",
+                    names::NVIDIA_REPLICAS
+                );
+                bad(names::ADOPT_REPLICAS_LABEL, problem)
+            })?;
+        }
         Ok(Some(terms))
     }
 }
@@ -228,6 +254,24 @@ struct Wish {
     whole: bool,
     /// The number that was written, in gpushare's unit.
     units: u64,
+}
+
+impl Wish {
+    /// A percentage of one GPU, or of as few as have so many shares.
+    fn of_shares(shares: u64, terms: Terms) -> Self {
+        let shares = shares.max(1);
+        let gpus = shares.div_ceil(terms.replicas);
+        let all = terms.replicas.saturating_mul(gpus);
+        let percentage = (shares.saturating_mul(100) / all).max(1);
+        let each = terms.mib_per_gpu.unwrap_or(LEAST_MIB) * percentage / 100;
+        Self {
+            gpus,
+            mib: gpus.saturating_mul(each.max(1)),
+            percentage,
+            whole: false,
+            units: 0,
+        }
+    }
 }
 
 /// Makes gpustow's request of another sharer's.
@@ -284,6 +328,7 @@ fn wish(
         Sharer::Hami => (names::NVIDIA_GPU, HAMI_MEMORY, HAMI_PERCENTAGE),
         Sharer::Volcano => (VOLCANO_GPUS, names::VOLCANO_MEMORY, VOLCANO_PERCENTAGE),
         Sharer::Whole => (names::NVIDIA_GPU, "", ""),
+        Sharer::TimeSlicing => (names::NVIDIA_GPU, SHARED_GPU, ""),
     };
     let mut asked = [gpus, memory, percentage].into_iter();
     let first = match terms.sharer {
@@ -304,6 +349,10 @@ fn wish(
             ),
         };
         return Err(bad(at(first), problem));
+    }
+    if terms.sharer == Sharer::TimeSlicing {
+        let shares = number(names::NVIDIA_GPU)?.saturating_add(number(SHARED_GPU)?);
+        return Ok(Some(Wish::of_shares(shares, terms)));
     }
     let units = number(memory)?;
     let gpus = match terms.sharer {

@@ -1,14 +1,15 @@
 //! The amount of a pod that leaves it to the history of its workload.
 
 use gpustow_api::owner::{self, Owner};
-use gpustow_api::workload::{Amounts, GpuWorkload};
+use gpustow_api::workload::GpuWorkload;
 use gpustow_api::{BadRequest, names};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::Patch;
-use crate::containers::{asks, bad, gpus, limit, list, name, note};
+use crate::adopt::Sharer;
+use crate::containers::{all, asks, bad, gpus, limit, list, name, note};
 
 /// The container that kubectl takes if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -28,6 +29,15 @@ pub fn origin(pod: &Pod, resource: &str) -> Option<&'static str> {
 #[must_use]
 pub fn wants(pod: &Value, resource: &str) -> bool {
     note(pod, resource) == Some("auto")
+}
+
+/// Does what becomes of the pod depend on the history of its workload?
+#[must_use]
+pub fn reads_history(pod: &Value, namespace: &ObjectMeta, resource: &str) -> bool {
+    let labels = namespace.labels.as_ref();
+    let adopts = labels.and_then(|labels| labels.get(names::ADOPT_LABEL));
+    let shares = adopts.is_some_and(|it| it == <&str>::from(Sharer::TimeSlicing));
+    wants(pod, resource) || shares && quantile(namespace).is_some()
 }
 
 /// Whose history that is.
@@ -59,21 +69,11 @@ pub(crate) fn admit(
         return Ok(());
     };
     let own = name(container).to_owned();
-    let labels = namespace.labels.as_ref();
-    let quantile = labels.and_then(|labels| labels.get(names::AUTO_LABEL));
-    let quantile = quantile.map(String::as_str);
-    let advice = advice(history, container).and_then(|it| {
-        let (mib, from) = match quantile? {
-            "p95" => (it.p95_mib, "auto-p95"),
-            "p99" => (it.p99_mib, "auto-p99"),
-            _ => return None,
-        };
-        (it.enough && mib > 0).then_some((mib, from, it.limit_mib))
-    });
+    let advice = advice(namespace, history, container);
     let notes = namespace.annotations.as_ref();
     let written = notes.and_then(|notes| notes.get(names::AUTO_DEFAULT));
     let default = || Some((default(written?)?, "auto-default", 0));
-    let allowed = matches!(quantile, Some("p95" | "p99"));
+    let allowed = matches!(quantile(namespace), Some("p95" | "p99"));
     let found = advice.or_else(default).filter(|_| allowed);
     let Some((mib, from, limit)) = found else {
         return match asks(&patch.pod, resource) {
@@ -97,12 +97,53 @@ pub(crate) fn admit(
     Ok(())
 }
 
-/// What the history of this container and image advises.
-fn advice<'a>(history: Option<&'a GpuWorkload>, container: &Value) -> Option<&'a Amounts> {
+/// Leaves the amount of a translated pod to the history of its workload, if that advises one and the namespace allows it.
+pub(crate) fn leave(
+    patch: &mut Patch,
+    namespace: &ObjectMeta,
+    history: Option<&GpuWorkload>,
+    resource: &str,
+) {
+    let at = main_container(&patch.pod);
+    let container = list(&patch.pod, "containers").get(at);
+    let Some(container) = container.filter(|it| limit(it, resource).is_some()) else {
+        return;
+    };
+    let asking = all(&patch.pod).filter(|(_, it)| limit(it, resource).is_some());
+    let is_own = note(&patch.pod, names::ADOPTED).is_none();
+    if is_own || asking.count() > 1 || advice(namespace, history, container).is_none() {
+        return;
+    }
+    let part = format!("{}{}", names::GPU_MEM_PERCENTAGE_OF, name(container));
+    patch.take("/metadata/annotations", &part);
+    for list in ["limits", "requests"] {
+        patch.take(&format!("/spec/containers/{at}/resources/{list}"), resource);
+    }
+    patch.annotate(resource, "auto");
+}
+
+/// Which of a history's amounts the namespace allows.
+fn quantile(namespace: &ObjectMeta) -> Option<&str> {
+    let labels = namespace.labels.as_ref()?;
+    labels.get(names::AUTO_LABEL).map(String::as_str)
+}
+
+/// What the history of this container and image advises: MiB of each GPU, by which rule, and the limit.
+fn advice(
+    namespace: &ObjectMeta,
+    history: Option<&GpuWorkload>,
+    container: &Value,
+) -> Option<(u64, &'static str, u64)> {
     let image = container["image"].as_str().unwrap_or_default();
     let mut all = history?.spec.containers.iter();
     let found = all.find(|it| it.name == name(container) && it.image == image)?;
-    Some(&found.advice)
+    let advice = &found.advice;
+    let (mib, from) = match quantile(namespace)? {
+        "p95" => (advice.p95_mib, "auto-p95"),
+        "p99" => (advice.p99_mib, "auto-p99"),
+        _ => return None,
+    };
+    (advice.enough && mib > 0).then_some((mib, from, advice.limit_mib))
 }
 
 /// A namespace's default as a number of MiB.

@@ -107,9 +107,11 @@ pub fn admit(
             judge::forged(ask.pod, cluster.resource)?;
             judge::bounded(ask.pod)?;
             judge::limited(ask.pod, cluster.resource)?;
-            let adopted = adopt::Terms::of(namespace)?;
-            if let Some(terms) = adopted {
+            if let Some(terms) = adopt::Terms::of(namespace)? {
                 adopt::translate(&mut patch, &mut warnings, terms, cluster.resource)?;
+                if terms.sharer == adopt::Sharer::TimeSlicing {
+                    auto::leave(&mut patch, namespace, history, cluster.resource);
+                }
             }
             strangers::of_ours(&patch.pod, cluster.resource, &mut warnings)?;
             auto::admit(&mut patch, namespace, history, cluster.resource)?;

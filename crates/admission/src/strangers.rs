@@ -137,7 +137,7 @@ fn is_of(key: &str, sharer: Sharer) -> bool {
         Sharer::Gpushare => &["aliyun.com/", "ALIYUN_COM_GPU_"],
         Sharer::Hami => &["nvidia.com/", "hami.io/"],
         Sharer::Volcano => &["volcano.sh/", "nvidia.com/"],
-        Sharer::Whole => &["nvidia.com/"],
+        Sharer::Whole | Sharer::TimeSlicing => &["nvidia.com/"],
     };
     prefixes.iter().any(|prefix| key.starts_with(prefix))
 }

@@ -202,9 +202,13 @@ pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
 /// Set by administrators: label of such a namespace with the MiB of each GPU that HAMi gives to pods that request GPUs alone.
 /// Without it they get whole GPUs.
 pub const ADOPT_DEFAULT_LABEL: &str = "gpustow.dev/adopt-default-mib";
+/// Set by administrators: label of such a namespace with the number of shares that time-slicing makes of a GPU, 1 to 100.
+pub const ADOPT_REPLICAS_LABEL: &str = "gpustow.dev/adopt-replicas";
 /// Written by admission: annotation of a translated pod with the sharer that its request was written for, and what the
 /// translation leaves out.
 pub const ADOPTED: &str = "gpustow.dev/adopted";
+/// The label of a node by NVIDIA's GPU feature discovery: how many shares time-slicing makes of a GPU.
+pub const NVIDIA_REPLICAS: &str = "nvidia.com/gpu.replicas";
 /// The resource of Aliyun's gpushare.
 pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
 /// The resource of Volcano's vGPU, in a unit of its configuration.

@@ -9,7 +9,7 @@ use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
 use gpustow_inspect::system::Seen;
-use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
+use k8s_openapi::api::core::v1::{Container, Namespace, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 
@@ -77,7 +77,8 @@ pub(crate) async fn run(
     };
     let scope = global.scope_in(None);
     let pods: Vec<Pod> = lists.pods.into_iter().map(|it| it.pod).collect();
-    let labelled = labelled(&bounds.namespaces, &pods, args);
+    let replicas = replicas(&lists.nodes);
+    let labelled = labelled(&bounds.namespaces, &pods, replicas, args);
     let now = assigned(&pods, resource)
         .union(&foreign(&lists.gpunodes))
         .count();
@@ -140,6 +141,7 @@ pub(crate) async fn run(
 fn labelled(
     namespaces: &[Namespace],
     pods: &[Pod],
+    replicas: Option<u64>,
     args: &AdoptArgs,
 ) -> BTreeMap<String, ObjectMeta> {
     let mut labelled: BTreeMap<String, ObjectMeta> = BTreeMap::new();
@@ -161,10 +163,18 @@ fn labelled(
         let most = counts
             .into_iter()
             .max_by_key(|(sharer, count)| (*sharer != Sharer::Whole, *count));
-        let Some((sharer, _)) = most else { continue };
+        let Some((mut sharer, _)) = most else {
+            continue;
+        };
         let mut labels = BTreeMap::new();
         let mut label = |key: &str, value: &str| labels.insert(key.to_owned(), value.to_owned());
+        if sharer == Sharer::Whole && replicas.is_some() {
+            sharer = Sharer::TimeSlicing;
+        }
         label(names::ADOPT_LABEL, sharer.into());
+        if let Some(replicas) = replicas.filter(|_| sharer == Sharer::TimeSlicing) {
+            label(names::ADOPT_REPLICAS_LABEL, &replicas.to_string());
+        }
         if sharer == Sharer::Gpushare {
             label(names::ADOPT_UNIT_LABEL, &args.unit);
         }
@@ -177,6 +187,15 @@ fn labelled(
         });
     }
     labelled
+}
+
+/// How many shares time-slicing makes of a GPU, where it makes the fewest; none if no node says that it makes any.
+fn replicas(nodes: &[Node]) -> Option<u64> {
+    let said = nodes.iter().filter_map(|node| {
+        let said = node.labels().get(names::NVIDIA_REPLICAS)?;
+        said.parse().ok()
+    });
+    said.filter(|it| *it > 1).min()
 }
 
 /// It has not finished.

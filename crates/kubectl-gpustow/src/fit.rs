@@ -97,16 +97,13 @@ impl Known {
         let all = global.source.namespaces().await?.into_iter();
         let mut all = all.map(|it| it.metadata);
         let namespace = all.find(|it| it.name.as_deref() == Some(named));
-        let leaves = auto::wants(&object, cluster.resource());
+        let resource = cluster.resource();
+        if namespace.is_none() && auto::wants(&object, resource) {
+            bail!("no namespace {named}: it says what a pod with {resource}: auto gets; try -n");
+        }
+        let namespace = namespace.unwrap_or_default();
         Ok(Self {
-            namespace: match namespace {
-                None if leaves => bail!(
-                    "no namespace {named}: it says what a pod with {}: auto gets; try -n",
-                    cluster.resource()
-                ),
-                found => found.unwrap_or_default(),
-            },
-            history: match leaves {
+            history: match auto::reads_history(&object, &namespace, resource) {
                 true => {
                     let name = name_of(&auto::workload(&object));
                     let mut all = global.source.workloads().await?.into_iter();
@@ -114,6 +111,7 @@ impl Known {
                 }
                 false => None,
             },
+            namespace,
         })
     }
 }

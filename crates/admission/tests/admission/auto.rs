@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{Site, amount, asks, note, pod};
 
-fn site(quantile: &str, default: Option<&str>) -> Site {
+pub(crate) fn site(quantile: &str, default: Option<&str>) -> Site {
     let mut site = Site::labelled(&[(names::AUTO_LABEL, quantile)]);
     let notes = default.map(|it| [(names::AUTO_DEFAULT.to_owned(), it.to_owned())].into());
     site.namespace.annotations = notes;

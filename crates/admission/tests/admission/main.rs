@@ -5,6 +5,7 @@ mod auto;
 mod created;
 mod properties;
 mod refused;
+mod time_slicing;
 mod updates;
 
 use anyhow::{Context as _, Result};

@@ -106,7 +106,14 @@ const ENV: [(&str, &str); 6] = [
     (names::MEMORY_LIMIT, "4096"),
     (names::MPS_THREADS, "30"),
 ];
-const SHARERS: [&str; 5] = ["gpushare", "hami", "volcano", "whole", "nvshare"];
+const SHARERS: [&str; 6] = [
+    "gpushare",
+    "hami",
+    "volcano",
+    "whole",
+    "time-slicing",
+    "nvshare",
+];
 
 fn container(name: String) -> impl Strategy<Value = Value> {
     (
@@ -150,7 +157,8 @@ fn sites() -> impl Strategy<Value = Site> {
     (sharer, prop::sample::select(vec!["watch", "driver"]), any::<bool>()).prop_map(|(sharer, enforce, queues)| {
         let requests = json!({ "runtimeClassName": "nvidia", "driverCapabilities": "compute", "enforce": enforce });
         let mut site = Site::with(json!({ "requests": requests })).unwrap_or_default();
-        let labels: Vec<_> = sharer.map(|it| (names::ADOPT_LABEL, it)).into_iter().collect();
+        let shares = sharer.map(|_| (names::ADOPT_REPLICAS_LABEL, "4"));
+        let labels: Vec<_> = sharer.map(|it| (names::ADOPT_LABEL, it)).into_iter().chain(shares).collect();
         site.namespace = Site::labelled(&labels).namespace;
         site.from = if queues { vec![QueueFrom::ALL] } else { Vec::new() };
         site

@@ -106,6 +106,30 @@ async fn pods_of_every_sharer_are_translated_and_placed_together() -> Result<()>
 }
 
 #[tokio::test]
+async fn cluster_with_ten_pods_on_each_gpu_moves_with_all_of_them() -> Result<()> {
+    let limits = json!({ "nvidia.com/gpu": "1" });
+    let mut objects = vec![namespace("serving", &json!({}))];
+    for name in ["a", "b", "c", "d"] {
+        let [mut node, report] = gpus(name, 20_000);
+        node["metadata"]["labels"]["nvidia.com/gpu.replicas"] = json!("10");
+        objects.extend([node, report]);
+        objects.extend((0..20).map(|it| {
+            let pod_name = format!("{name}-{it}");
+            pod("serving", &pod_name, name, &json!({}), &limits)
+        }));
+    }
+    let files = Files::new("adopt-time-slicing", &objects)?;
+    let (answer, total, rows) = rehearsed(&files, "").await?;
+    assert_eq!(rows[0]["adopt"], "time-slicing");
+    assert_eq!(rows[0]["becomes"], "main: 10 % of a GPU, at least 102 MiB");
+    for (sum, count) in [("translated", 80), ("refused", 0), ("waiting", 0)] {
+        assert_eq!(total[sum], count, "{sum}");
+    }
+    assert_eq!(answer, Answer::Yes);
+    Ok(())
+}
+
+#[tokio::test]
 async fn pods_that_would_be_refused_or_wait_are_named_and_keep_what_they_hold() -> Result<()> {
     let none = json!({});
     let of = |part: &str| json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": part });
