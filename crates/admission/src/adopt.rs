@@ -46,6 +46,38 @@ pub enum Sharer {
     Whole,
     /// GPUs that NVIDIA's device plugin gives to several pods in turn.
     TimeSlicing,
+    /// MIG instances of NVIDIA's device plugin, whose memory pods get of a GPU that they share.
+    Mig,
+    /// The same, and pods get an instance of their own.
+    MigInstance,
+}
+
+/// What NVIDIA's device plugin calls MIG instances, before the name of the profile.
+const MIG: &str = "nvidia.com/mig-";
+/// MIG profiles and the MiB of an instance, as `nvidia-smi mig -lgip` lists them on A30, A100, H100 and H200: the most where
+/// GPUs differ.
+const PROFILES: [(&str, u64); 15] = [
+    ("nvidia.com/mig-1g.5gb", 4_864),
+    ("nvidia.com/mig-1g.6gb", 5_952),
+    ("nvidia.com/mig-1g.10gb", 9_984),
+    ("nvidia.com/mig-1g.18gb", 16_384),
+    ("nvidia.com/mig-1g.20gb", 20_096),
+    ("nvidia.com/mig-2g.10gb", 9_856),
+    ("nvidia.com/mig-2g.12gb", 11_968),
+    ("nvidia.com/mig-2g.20gb", 20_096),
+    ("nvidia.com/mig-3g.20gb", 19_968),
+    ("nvidia.com/mig-3g.40gb", 40_448),
+    ("nvidia.com/mig-4g.20gb", 19_968),
+    ("nvidia.com/mig-4g.24gb", 24_064),
+    ("nvidia.com/mig-4g.40gb", 40_448),
+    ("nvidia.com/mig-7g.40gb", 40_192),
+    ("nvidia.com/mig-7g.80gb", 81_152),
+];
+
+/// The MiB of an instance of this profile.
+fn mib_of(key: &str) -> Option<u64> {
+    let found = PROFILES.iter().find(|(profile, _)| *profile == key)?;
+    Some(found.1)
 }
 
 impl Sharer {
@@ -64,6 +96,9 @@ impl Sharer {
             if requests(SHARED_GPU) {
                 return Some(Self::TimeSlicing);
             }
+            if all(pod).any(|(_, it)| profiles(it).next().is_some()) {
+                return Some(Self::Mig);
+            }
             let is_hamis = note(pod, HAMI_PLACED).is_some();
             let whole = if is_hamis { Self::Hami } else { Self::Whole };
             requests(names::NVIDIA_GPU).then_some(whole)
@@ -78,12 +113,13 @@ impl Sharer {
             Self::Volcano => "Volcano",
             Self::Whole => "NVIDIA's device plugin",
             Self::TimeSlicing => "time-slicing",
+            Self::Mig | Self::MigInstance => "MIG names",
         }
     }
 
     /// The resources that the translation replaces.
-    pub(crate) fn replaced(self) -> &'static [&'static str] {
-        match self {
+    pub(crate) fn replaced(self) -> Vec<&'static str> {
+        let keys: &[_] = match self {
             Self::Gpushare => &[names::GPUSHARE_MEM, "aliyun.com/gpu-count"],
             Self::Hami => &[
                 names::NVIDIA_GPU,
@@ -100,7 +136,9 @@ impl Sharer {
             ],
             Self::Whole => &[names::NVIDIA_GPU],
             Self::TimeSlicing => &[names::NVIDIA_GPU, SHARED_GPU],
-        }
+            Self::Mig | Self::MigInstance => return PROFILES.map(|(key, _)| key).to_vec(),
+        };
+        keys.to_vec()
     }
 
     /// What limits compute, which gpustow does not, and the scheduler that pods name.
@@ -108,7 +146,7 @@ impl Sharer {
         match self {
             Self::Hami => (HAMI_CORES, "hami-scheduler"),
             Self::Volcano => (VOLCANO_CORES, "volcano"),
-            Self::Gpushare | Self::Whole | Self::TimeSlicing => ("", ""),
+            _ => ("", ""),
         }
     }
 }
@@ -153,7 +191,7 @@ impl Terms {
                 let whole = default.or(self.mib_per_gpu).unwrap_or(LEAST_MIB);
                 whole.div_ceil(self.replicas)
             }
-            _ => 0,
+            _ => mib_of(key).unwrap_or_default(),
         };
         let is_replaced = self.sharer.replaced().contains(&key);
         is_replaced.then(|| amount.saturating_mul(each))
@@ -256,6 +294,40 @@ struct Wish {
     units: u64,
 }
 
+/// The MIG instances among the limits of a container.
+fn profiles(it: &Value) -> impl Iterator<Item = &String> {
+    let limits = it["resources"]["limits"].as_object();
+    let keys = limits.into_iter().flatten().map(|(key, _)| key);
+    keys.filter(|key| key.starts_with(MIG) && limit(it, key).is_some())
+}
+
+/// The one that it asks for; empty if it asks for none.
+fn profile(path: &str, it: &Value, resource: &str) -> Result<&'static str, BadRequest> {
+    let mut asked = profiles(it);
+    let Some(first) = asked.next() else {
+        return Ok("");
+    };
+    let known = PROFILES.iter().find(|(key, _)| key == first);
+    let problem = match (known, asked.next()) {
+        (Some((key, _)), None) => return Ok(key),
+        (Some(_), Some(other)) => {
+            format!("a container asks either for this or for {other}: remove one")
+        }
+        (None, _) => {
+            let all = PROFILES
+                .map(|(key, _)| key.trim_start_matches(MIG))
+                .join(", ");
+            format!(
+                "gpustow knows the MiB of these MIG profiles: {all}. Write one of them, or {resource}"
+            )
+        }
+    };
+    Err(bad(
+        format!("{}.resources.limits[{first}]", field(path)),
+        problem,
+    ))
+}
+
 impl Wish {
     /// A percentage of one GPU, or of as few as have so many shares.
     fn of_shares(shares: u64, terms: Terms) -> Self {
@@ -329,6 +401,7 @@ fn wish(
         Sharer::Volcano => (VOLCANO_GPUS, names::VOLCANO_MEMORY, VOLCANO_PERCENTAGE),
         Sharer::Whole => (names::NVIDIA_GPU, "", ""),
         Sharer::TimeSlicing => (names::NVIDIA_GPU, SHARED_GPU, ""),
+        Sharer::Mig | Sharer::MigInstance => (profile(path, it, resource)?, "", ""),
     };
     let mut asked = [gpus, memory, percentage].into_iter();
     let first = match terms.sharer {
@@ -362,6 +435,7 @@ fn wish(
     let per_gpu = terms.mib_per_gpu.unwrap_or(LEAST_MIB);
     let part = limit(it, percentage).filter(|it| **it != "100");
     let (each, percentage, is_whole) = match (units, part) {
+        (0, None) if mib_of(first).is_some() => (mib_of(first).unwrap_or_default(), 0, false),
         (0, None) => match terms.default_mib.filter(|_| terms.sharer == Sharer::Hami) {
             Some(mib) if limit(it, percentage).is_none() => (mib, 0, false),
             _ => (per_gpu, 0, true),
@@ -439,6 +513,9 @@ fn change(patch: &mut Patch, sharer: Sharer, wishes: &[(String, String, Wish)], 
     patch.annotate(names::ADOPTED, &adopted);
     if wishes.iter().all(|(_, _, wish)| wish.whole) {
         patch.annotate(names::EXCLUSIVE, "true");
+    }
+    if sharer == Sharer::MigInstance {
+        patch.annotate(names::ISOLATION, "mig");
     }
     if matches!(sharer, Sharer::Hami | Sharer::Volcano) {
         choose(patch);

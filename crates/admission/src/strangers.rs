@@ -77,7 +77,7 @@ pub(crate) fn of_sharer(
     let word: &str = sharer.into();
     for (at, key) in resources(pod) {
         if is_left(key, sharer) {
-            let near = keys::nearest(key, sharer.replaced());
+            let near = keys::nearest(key, &sharer.replaced());
             let instead =
                 near.map_or_else(|| resource.to_owned(), |it| format!("{it} or {resource}"));
             return Err(bad(
@@ -137,7 +137,7 @@ fn is_of(key: &str, sharer: Sharer) -> bool {
         Sharer::Gpushare => &["aliyun.com/", "ALIYUN_COM_GPU_"],
         Sharer::Hami => &["nvidia.com/", "hami.io/"],
         Sharer::Volcano => &["volcano.sh/", "nvidia.com/"],
-        Sharer::Whole | Sharer::TimeSlicing => &["nvidia.com/"],
+        Sharer::Whole | Sharer::TimeSlicing | Sharer::Mig | Sharer::MigInstance => &["nvidia.com/"],
     };
     prefixes.iter().any(|prefix| key.starts_with(prefix))
 }

@@ -178,6 +178,30 @@ fn translated() -> Vec<(
             true,
             "whole",
         ),
+        (
+            site("mig", &[]),
+            json!({ "nvidia.com/mig-1g.10gb": "1" }),
+            "9984",
+            None,
+            false,
+            "mig",
+        ),
+        (
+            site("mig", &[]),
+            json!({ "nvidia.com/mig-3g.40gb": "2" }),
+            "80896",
+            two,
+            false,
+            "mig",
+        ),
+        (
+            site("mig-instance", &[]),
+            json!({ "nvidia.com/mig-2g.20gb": "1" }),
+            "20096",
+            None,
+            false,
+            "mig-instance",
+        ),
     ]
 }
 
@@ -193,6 +217,8 @@ fn request_of_each_sharer_keeps_its_memory_and_its_gpus() -> Result<()> {
         assert_eq!(note(pod, "gpu-count.gpustow.dev/main"), gpus, "{limits}");
         assert_eq!(note(pod, names::EXCLUSIVE).is_some(), whole, "{limits}");
         assert_eq!(note(pod, names::ADOPTED), Some(adopted), "{limits}");
+        let isolation = (adopted == "mig-instance").then_some("mig");
+        assert_eq!(note(pod, names::ISOLATION), isolation, "{limits}");
         assert_eq!(note(pod, "team"), Some("a"));
         assert_eq!(
             made.warnings.len(),
@@ -338,6 +364,21 @@ fn request_that_is_not_translated_is_refused_by_name() -> Result<()> {
             "gpushare",
             one(json!({ names::GPUSHARE_MEM: "1500m" })),
             "\"1500m\" is not a whole number",
+        ),
+        (
+            "mig",
+            one(json!({ "nvidia.com/mig-1g.11gb": "1" })),
+            "limits[nvidia.com/mig-1g.11gb]: gpustow knows the MiB of these MIG profiles: 1g.5gb, 1g.6gb",
+        ),
+        (
+            "mig",
+            one(json!({ "nvidia.com/mig-1g.5gb": "1", "nvidia.com/mig-2g.10gb": "1" })),
+            "a container asks either for this or for nvidia.com/mig-2g.10gb",
+        ),
+        (
+            "mig-instance",
+            one(json!({ "nvidia.com/mig-1g.5gb": "2" })),
+            "instance",
         ),
         (
             "nvshare",

@@ -106,12 +106,14 @@ const ENV: [(&str, &str); 6] = [
     (names::MEMORY_LIMIT, "4096"),
     (names::MPS_THREADS, "30"),
 ];
-const SHARERS: [&str; 6] = [
+const SHARERS: [&str; 8] = [
     "gpushare",
     "hami",
     "volcano",
     "whole",
     "time-slicing",
+    "mig",
+    "mig-instance",
     "nvshare",
 ];
 
