@@ -13,7 +13,7 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::budget::Budget;
-use crate::sight::Sight;
+use crate::known::Known;
 
 /// What a pod is to be told of the memory that it requested.
 #[derive(Clone, Debug)]
@@ -31,12 +31,12 @@ impl Ledger {
     /// told that it is free, whether their copies show it or not. Of very many pods the next look goes on.
     #[must_use]
     pub fn memory_news(&mut self, told: impl Fn(&str) -> bool, now: Duration) -> Vec<News> {
-        if !self.config.reclaim {
+        if !self.parts.config.reclaim {
             return Vec::new();
         }
         let (sight, mut budget) = (self.sight(now), Budget::of_look());
         let (mut news, mut last) = (Vec::new(), None);
-        for pod in self.books.sleepers(self.news_after.as_ref()) {
+        for pod in self.parts.books.sleepers(self.news_after.as_ref()) {
             if budget.is_spent() {
                 break;
             }
@@ -47,13 +47,13 @@ impl Ledger {
             }
         }
         let after = last.filter(|_| budget.is_spent()).cloned();
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         self.news_after = after;
         news
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     fn news_for(
         &self,
         pod: &Arc<PodFacts>,

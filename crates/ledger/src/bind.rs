@@ -7,21 +7,9 @@ use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::{Choice, Request};
 use thiserror::Error;
 
-use crate::books::{AssumedPod, Node};
-use crate::{Ledger, Reason};
-
-/// How a bind ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// The API server took the Binding.
-    Bound,
-    /// The pod is certainly not bound by it.
-    Failed,
-    /// The same, because the API server would not take a Binding to this node: another one may do.
-    Refused,
-    /// The same, because the pod had changed or was bound already.
-    Conflict,
-}
+use crate::Ledger;
+use crate::books::{AssumedPod, Node, Outcome};
+use crate::reason::Reason;
 
 /// Why a bind is not even tried.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -65,7 +53,7 @@ impl Ledger {
     ) -> Result<Arc<Assignment>, BindRefusal> {
         let begun = self.begin(pod, node, now);
         if matches!(begun, Err(BindRefusal::NoFit { .. })) {
-            let change = self.books.conflict(&pod.uid);
+            let change = self.parts.books.conflict(&pod.uid);
             self.follow(change);
         }
         begun
@@ -85,19 +73,19 @@ impl Ledger {
         let Ok(request) = pod.asks.readable() else {
             return Err(refusal(Reason::Fit(gpustow_pack::Refusal::TooComplex)));
         };
-        let known = self.books.pod(uid);
+        let known = self.parts.books.pod(uid);
         if let Some(bound) = known.and_then(|known| known.node.as_ref()) {
             return Err(BindRefusal::Bound(bound.to_string()));
         }
-        if let Some(reason) = self.books.excluded(node, &pod.constraints) {
+        if let Some(reason) = self.parts.books.excluded(node, &pod.constraints) {
             self.release(uid);
             let node = node.to_owned();
             return Err(BindRefusal::Excluded { node, reason });
         }
-        if self.books.is_unfenced(uid) {
+        if self.parts.books.is_unfenced(uid) {
             return Err(refusal(Reason::Unfenced));
         }
-        match self.books.assumed(uid) {
+        match self.parts.books.assumed(uid) {
             // Annotations may have changed what it asks for since filter saw it.
             Some(held) if held.is_for(node, request) => {}
             Some(held) if held.is_binding() => {
@@ -107,11 +95,11 @@ impl Ledger {
                 self.release(uid);
                 self.sight(now).check(node).map_err(refusal)?;
                 let choice = self.sight(now).choose(node, pod).map_err(refusal)?;
-                let deadline = now + self.config.reservation_ttl;
+                let deadline = now + self.parts.config.reservation_ttl;
                 self.reserve(pod, node, request, &choice, deadline);
             }
         }
-        let begun = self.books.begin_bind(uid, node).map_err(|reason| {
+        let begun = self.parts.books.begin_bind(uid, node).map_err(|reason| {
             self.release(uid);
             refusal(reason)
         });
@@ -123,30 +111,32 @@ impl Ledger {
 
     /// Ends what [`Ledger::begin_bind`] began. `pod` is the pod as it was sent.
     pub fn end_bind(&mut self, pod: &PodFacts, outcome: Outcome, now: Duration) {
-        let change = self.books.end_bind(pod, &outcome, now);
+        let change = self.parts.books.end_bind(pod, &outcome, now);
         self.follow(change);
     }
 
     /// One sentence on why this pod's reservation is where it is.
     #[must_use]
     pub fn reserved_because(&self, uid: &str) -> Option<&str> {
-        Some(self.books.assumed(uid)?.because())
+        Some(self.parts.books.assumed(uid)?.because())
     }
 
     /// True while a bind of this pod has no known outcome.
     #[must_use]
     pub fn is_binding(&self, uid: &str) -> bool {
-        let held = self.books.assumed(uid);
+        let held = self.parts.books.assumed(uid);
         held.is_some_and(AssumedPod::is_binding)
     }
 
     /// Ends reservations whose bind never came, because something after us refused their nodes, and
     /// what has been kept for long enough.
     pub fn expire(&mut self, now: Duration) {
-        let ttl = self.config.claim_ttl;
+        self.parts.now = now;
+        let ttl = self.parts.config.claim_ttl;
         self.note_late_borrowers(now);
-        self.change(|earmarks, books| earmarks.expire(books, now, ttl));
-        let change = self.books.expire(now);
+        self.parts
+            .change(|earmarks, books| earmarks.expire(books, now, ttl));
+        let change = self.parts.books.expire(now);
         self.follow(change);
     }
 
@@ -160,11 +150,12 @@ impl Ledger {
         deadline: Duration,
     ) {
         let placement = &choice.placement;
-        let Some(view) = self.books.node(name).map(Node::view) else {
+        let Some(view) = self.parts.books.node(name).map(Node::view) else {
             return;
         };
-        let because = self.scores.because(view, request, &placement.charges);
+        let because = self.parts.scores.because(view, request, &placement.charges);
         let change = self
+            .parts
             .books
             .reserve(pod, name, request, placement, because, deadline);
         self.follow(change);
@@ -172,7 +163,7 @@ impl Ledger {
 
     /// Gives a reservation back, unless a bind of it is under way.
     fn release(&mut self, uid: &str) {
-        let change = self.books.release(uid);
+        let change = self.parts.books.release(uid);
         self.follow(change);
     }
 }

@@ -15,73 +15,49 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::earmarks::Cause;
+use crate::known::Known;
 use crate::maps::HashMap;
-use crate::sight::Sight;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
-/// For so long others come before a pod that was asked without result.
-const SPARED_FOR: Duration = Duration::from_secs(960);
-
-/// Who was asked; lost at a restart, and learnt again as the time of the next demand ends.
-#[derive(Debug, Default)]
-pub(crate) struct Asked {
-    /// Since when the bound pods of nodes that lend have had the condition that they are to give back.
-    since: HashMap<Uid, Duration>,
-    /// Until when others come before these.
-    refused: HashMap<Uid, Duration>,
-}
-
-impl Asked {
-    fn refused(&self, uid: &Uid) -> bool {
-        self.refused.contains_key(uid)
-    }
-
-    fn note(&mut self, refused: Vec<Uid>, now: Duration) {
-        let until = now + SPARED_FOR;
-        let refused = refused.into_iter().map(|uid| (uid, until));
-        self.refused.extend(refused);
-    }
-}
 
 impl Ledger {
     /// Notes whose memory did not come in time: before what is reclaimed ends.
     pub(crate) fn note_late_borrowers(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
-        for uid in self.earmarks.all_of(Cause::Reclaim) {
-            let earmark = self.earmarks.earmark(&uid);
+        for uid in self.parts.earmarks.all_of(Cause::Reclaim) {
+            let earmark = self.parts.earmarks.earmark(&uid);
             if earmark.is_some_and(|it| it.until() <= now) {
                 let victims = self.sight(now).reclamation(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
                 refused.extend(victims.map(|pod| pod.uid.clone()));
             }
         }
-        self.asked.note(refused, now);
+        self.parts.asked.note(refused, now);
     }
 
     /// Notes who has been asked for longer than anything is waited for.
     pub(crate) fn note_refusals(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
         let mut since = HashMap::default();
-        for pod in self.books.marked() {
-            self.count(1);
+        for pod in self.parts.books.marked() {
+            self.parts.count(1);
             let (uid, node) = (&pod.uid, pod.node.as_ref());
             // A pod that terminates is on its way.
             let node = node.filter(|_| pod.asked_back.is_some() && !pod.deleting);
-            let node = node.and_then(|name| self.books.node(name));
+            let node = node.and_then(|name| self.parts.books.node(name));
             if node.is_some_and(Node::lends) {
-                let first = self.asked.since.get(uid).copied().unwrap_or(now);
-                let patience =
-                    self.config.reclaim_for + self.sight(now).grace(std::slice::from_ref(uid));
+                let first = self.parts.asked.since(uid).unwrap_or(now);
+                let patience = self.parts.config.reclaim_for
+                    + self.sight(now).grace(std::slice::from_ref(uid));
                 if now >= first + patience {
                     refused.push(uid.clone());
                 }
                 since.insert(uid.clone(), first);
             }
         }
-        self.asked.since = since;
-        self.asked.refused.retain(|_, until| *until > now);
-        self.asked.note(refused, now);
+        self.parts.asked.go_on(since, now);
+        self.parts.asked.note(refused, now);
     }
 }
 
@@ -93,7 +69,7 @@ impl Ledger {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// What may be done to have this pod give memory back. A pod whose group is disrupted as a whole is told so, and no
     /// more: its owner chose the group, so that this softens too, and only where owners may.
     fn action_on(&self, pod: &PodFacts) -> Action {

@@ -5,10 +5,9 @@
 //! [`Reason::NotYet`]. The pod is woken to be asked for again, and that call begins where this one
 //! stopped: after as many calls as there are nodes each has been looked at.
 
-use std::sync::atomic::Ordering;
-
 use crate::books::Node;
-use crate::{Config, Ledger, Reason};
+use crate::config::Config;
+use crate::reason::Reason;
 
 /// What one periodic look may cost: it holds the lock that filter calls wait for. A fit of a pod of one GPU counts as
 /// [`FIT`], a search adds its steps, and each pod or node that is only looked at counts once.
@@ -21,7 +20,7 @@ const CALL: u64 = 512;
 const PLAN: u64 = 1_600_000;
 const FIT: u64 = 8;
 
-/// The search steps that a call has left; see [`Ledger::budget`].
+/// The search steps that a call has left; see [`crate::Ledger::budget`].
 #[derive(Debug)]
 pub struct Budget {
     left: u64,
@@ -161,30 +160,5 @@ impl Budget {
         let found = search(&mut steps);
         self.take(steps.saturating_add(self.fit));
         Ok(found)
-    }
-}
-
-impl Ledger {
-    /// What periodic looks for pods to disrupt have cost so far: a fit counts as 8, a pod or node that is only looked at as
-    /// one.
-    #[must_use]
-    pub fn work(&self) -> u64 {
-        self.work.load(Ordering::Relaxed)
-    }
-
-    /// So many pods or nodes were looked at.
-    pub(crate) fn count(&self, looked_at: usize) {
-        self.count_spent(u64::try_from(looked_at).unwrap_or(u64::MAX));
-    }
-
-    /// A look has spent so much.
-    pub(crate) fn count_spent(&self, spent: u64) {
-        self.work.fetch_add(spent, Ordering::Relaxed);
-    }
-
-    /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].
-    #[must_use]
-    pub fn budget(&self) -> Budget {
-        Budget::of(&self.config)
     }
 }

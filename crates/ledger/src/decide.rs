@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, Refusal, Request};
+use gpustow_pack::{Cost, Refusal, Request};
 
-use crate::books::{AssumedPod, Gate, Node};
+use crate::Ledger;
+use crate::books::{AssumedPod, Node};
 use crate::budget::Budget;
 use crate::evidence::NodeSet;
 use crate::gangs::Shortfall;
+use crate::known::Known;
+use crate::reason::Reason;
 use crate::scores::{ClassId, Slot};
-use crate::sight::Sight;
 use crate::trial::Host;
-use crate::{Ledger, Reason};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -82,11 +83,15 @@ impl Ledger {
             return Filtered::default();
         };
         let uid = &ask.pod.uid;
-        if self.books.is_gone(uid) {
+        if self.parts.books.is_gone(uid) {
             return refuse_all(candidates, Reason::Gone);
         }
-        let bound = self.books.pod(uid).and_then(|known| known.node.as_ref());
-        let binding = self.books.assumed(uid).filter(|it| it.is_binding());
+        let bound = self
+            .parts
+            .books
+            .pod(uid)
+            .and_then(|known| known.node.as_ref());
+        let binding = self.parts.books.assumed(uid).filter(|it| it.is_binding());
         if let Some(node) = bound.or(binding.map(AssumedPod::node)) {
             let only = candidates.iter().find(|name| **name == &**node);
             return match only {
@@ -97,22 +102,22 @@ impl Ledger {
                 None => refuse_all(candidates, Reason::BindUnderWay),
             };
         }
-        if self.books.is_unfenced(uid) {
+        if self.parts.books.is_unfenced(uid) {
             return refuse_all(candidates, Reason::Unfenced);
         }
         // Before queued pods are offered room: the same prices decide for them and for this one.
-        self.scores.deciding(&self.books);
-        let behind = self.queue.is_behind_queued(ask.pod);
+        self.parts.scores.deciding(&self.parts.books);
+        let behind = self.parts.queue.is_behind_queued(ask.pod);
         if behind
             && !candidates
                 .iter()
                 .any(|name| self.sight(now).goes_first(ask.pod, name))
         {
-            self.waking(now).look_at_queued();
+            self.wakes.look_at_queued(&mut self.parts);
         }
         self.begin_member(ask.pod, now);
         // It was asked for before, and no bind came.
-        let change = self.books.give_up(uid);
+        let change = self.parts.books.give_up(uid);
         self.follow(change);
         let seat = match self.seat(ask, candidates, now) {
             Ok(seat) => seat,
@@ -127,8 +132,8 @@ impl Ledger {
         };
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
-        let class = self.scores.class(&request, candidates.len());
-        let tried = self.shown.tried(uid).cloned();
+        let class = self.parts.scores.class(&request, candidates.len());
+        let tried = self.parts.shown.tried(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         let mut take = |ledger: &Self, name: &'a str, (cost, tainted)| {
@@ -146,21 +151,21 @@ impl Ledger {
         };
         // What takes a search is looked at after all that is remembered, each call from where the
         // last one stopped.
-        let mut budget = Budget::of(&self.config);
+        let mut budget = Budget::of(&self.parts.config);
         let mut remembered = match searches(&request) {
             true => Budget::none(),
-            false => Budget::of(&self.config),
+            false => Budget::of(&self.parts.config),
         };
         let mut unknown = Vec::new();
         let mut offered = NodeSet::default();
         for &name in candidates {
-            let Some(slot) = self.scores.slot(name) else {
+            let Some(slot) = self.parts.scores.slot(name) else {
                 refused.push((name, Reason::NoReport));
                 continue;
             };
             offered.insert(slot);
             if behind
-                && self.queue.is_for_queued(name)
+                && self.wakes.is_for_queued(name, &self.parts.queue)
                 && !self.sight(now).goes_first(ask.pod, name)
             {
                 refused.push((name, Reason::Queued));
@@ -174,7 +179,7 @@ impl Ledger {
             }
         }
         let mut stopped = None;
-        self.shown.in_turn(uid, &mut unknown);
+        self.parts.shown.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
             let found = self.cost(slot, name, ask.pod, class, now, &mut budget);
             match seated(name, found) {
@@ -187,7 +192,7 @@ impl Ledger {
                 }
             }
         }
-        self.shown.stopped_at(uid, stopped);
+        self.parts.shown.stopped_at(uid, stopped);
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
             let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
@@ -195,7 +200,7 @@ impl Ledger {
             self.note_offered(ask.pod, offered, candidates.len(), now);
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
-                self.queue.ask_again(uid);
+                self.parts.queue.ask_again(uid);
             } else {
                 let cured = |why| {
                     matches!(
@@ -211,7 +216,7 @@ impl Ledger {
                 let short: Vec<&str> = short.map(|(name, _)| *name).collect();
                 let wants = |why| cured(why) || why == Reason::Fit(Refusal::NoWholeCard);
                 if refused.iter().any(|(_, why)| wants(*why)) {
-                    self.queue.is_short(uid);
+                    self.parts.queue.is_short(uid);
                 }
                 self.reclaim_for(ask.pod, &short, now);
             }
@@ -225,7 +230,7 @@ impl Ledger {
         };
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried {
-            self.shown.try_again(uid, candidates);
+            self.parts.shown.try_again(uid, candidates);
         }
         let choice = match seat {
             Some(seat) => Ok(seat.into_choice()),
@@ -234,7 +239,7 @@ impl Ledger {
         match choice {
             Ok(choice) => {
                 let ttl = match ask.slow {
-                    true => self.config.slow_reservation_ttl,
+                    true => self.parts.config.slow_reservation_ttl,
                     false => self.hold_gang(ask.pod, now),
                 };
                 self.reserve(ask.pod, best, &request, &choice, now + ttl);
@@ -259,19 +264,22 @@ impl Ledger {
         candidates: usize,
         now: Duration,
     ) {
-        let least = self.config.least_nodes;
-        self.shown
-            .note_offered(pod, offered, candidates, least, &self.books, now);
+        let least = self.parts.config.least_nodes;
+        self.parts
+            .shown
+            .note_offered(pod, offered, candidates, least, &self.parts.books, now);
     }
 
     /// The pod was refused just now on all of these nodes.
     pub(crate) fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
-        let claimed_until = now + self.config.claim_ttl;
-        self.change(|it, books| it.earmark_for_nominated(pod, books, claimed_until));
+        let claimed_until = now + self.parts.config.claim_ttl;
+        self.parts
+            .change(|it, books| it.earmark_for_nominated(pod, books, claimed_until));
         self.member_refused(pod);
-        let (earmarks, books) = (&mut self.earmarks, &self.books);
-        self.queue
-            .refused(pod, candidates, earmarks, books, &self.config, now);
+        let (earmarks, books) = (&mut self.parts.earmarks, &self.parts.books);
+        self.parts
+            .queue
+            .refused(pod, candidates, earmarks, books, &self.parts.config, now);
     }
 
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.
@@ -286,17 +294,21 @@ impl Ledger {
             return vec![0; nodes.len()];
         };
         let uid = &pod.uid;
-        let held = self.books.assumed(uid).map(|held| held.node().clone());
-        let bound = || self.books.pod(uid)?.node.clone();
+        let held = self
+            .parts
+            .books
+            .assumed(uid)
+            .map(|held| held.node().clone());
+        let bound = || self.parts.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
-        let tried = self.shown.tried(uid).cloned();
-        let class = self.scores.class(request, nodes.len());
-        let mut budget = Budget::of(&self.config);
+        let tried = self.parts.shown.tried(uid).cloned();
+        let class = self.parts.scores.class(request, nodes.len());
+        let mut budget = Budget::of(&self.parts.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
                 self.sight(now).cost_without(name, pod, &mut budget)?
             } else {
-                let slot = self.scores.slot(name)?;
+                let slot = self.parts.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
             };
             let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
@@ -345,12 +357,12 @@ impl Ledger {
             let choice = self.sight(now).trial().choose(pod, name, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
-        let cost = self.scores.cost(class, slot, request, budget)?;
+        let cost = self.parts.scores.cost(class, slot, request, budget)?;
         Ok((cost, gate.is_tainted()))
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
     /// soft taints.
     fn cost_without(
@@ -364,26 +376,6 @@ impl Sight<'_> {
         trial.leave([pod.uid.clone()]);
         let choice = trial.fit(pod, name, None, Host::Beside, budget).ok()?;
         Some((choice.cost, gate.is_tainted()))
-    }
-
-    /// Is the node in a state to be asked at all?
-    pub(crate) fn check(&self, name: &str) -> Result<(), Reason> {
-        let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
-        self.enter(slot).map(drop)
-    }
-
-    fn enter(&self, slot: Slot) -> Result<Gate, Reason> {
-        let gate = self.scores.gate(slot);
-        match self.books.is_stale(gate, self.now) {
-            None => Err(Reason::NoReport),
-            Some(true) => Err(Reason::Stale),
-            Some(false) => Ok(gate),
-        }
-    }
-
-    /// The placement on one node, as [`Ledger::cost`] saw it.
-    pub(crate) fn choose(&self, name: &str, pod: &PodFacts) -> Result<Choice, Reason> {
-        self.trial().choose(pod, name, &mut Budget::all())
     }
 
     /// Does the node rank last, because it is emptied, or has soft taints that the pod does not tolerate?

@@ -20,7 +20,9 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Beneficiary, doubled};
 use crate::fragmented::{Broken, Move};
+use crate::known::Known;
 use crate::maps::HashMap;
+use crate::parts::Parts;
 use crate::sight::Sight;
 
 /// Every pod of a node must have run for so many seconds.
@@ -56,14 +58,14 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// The emptiest node with a plan.
-    fn due(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Option<Arc<str>> {
+    fn due(&mut self, parts: &Parts) -> Option<Arc<str>> {
         let mut budget = Budget::of_look();
-        let due = self.next(sight, &mut budget);
-        *spent += budget.spent();
+        let due = self.next(&parts.sight(), &mut budget);
+        parts.count_spent(budget.spent());
         due
     }
 
-    fn next(&mut self, sight: &Sight<'_>, budget: &mut Budget) -> Option<Arc<str>> {
+    fn next(&mut self, sight: &Known<'_>, budget: &mut Budget) -> Option<Arc<str>> {
         if self.left.is_empty() && self.next <= sight.now {
             self.next = sight.now + PAUSE;
             let rests = |name: &str| self.rests.get(name).is_some_and(|it| it.0 > sight.now);
@@ -100,10 +102,11 @@ impl Rounds {
 impl Ledger {
     /// The node for which it is to be decided now whether it is emptied, if there is one. To be called every second or so.
     pub fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
-        if !self.sight(now).may_empty() || self.earmarks.awaits_replacements() {
+        self.parts.now = now;
+        if !self.sight(now).may_empty() || self.parts.earmarks.awaits_replacements() {
             return None;
         }
-        self.turn(|it| &mut it.emptying, now, Rounds::due)
+        self.emptying.due(&self.parts)
     }
 
     /// Begins to empty the node that [`Ledger::due_to_empty`] named, and keeps the room for all replacements. False if more
@@ -116,12 +119,12 @@ impl Ledger {
         now: Duration,
     ) -> bool {
         let sight = self.sight(now);
-        if !sight.may_empty() || self.earmarks.awaits_replacements() {
+        if !sight.may_empty() || self.parts.earmarks.awaits_replacements() {
             return false;
         }
         let mut budget = Budget::of_look();
         let moves = sight.moves_off_node(node, &mut budget);
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         let pods = |moves: &[Move]| moves.iter().map(|it| it.pod.clone()).collect::<Vec<_>>();
         let may = |moves: &Vec<Move>| moves.len() <= most && broken(&pods(moves)).is_empty();
         let Some(moves) = moves.filter(may) else {
@@ -148,9 +151,16 @@ impl Ledger {
     #[must_use]
     pub fn emptying(&self, now: Duration) -> Option<Emptying> {
         let sight = self.sight(now);
-        let (name, kept) = self.earmarks.emptied().filter(|_| sight.may_empty())?;
+        let (name, kept) = self
+            .parts
+            .earmarks
+            .emptied()
+            .filter(|_| sight.may_empty())?;
         let node = sight.may_be_emptied(name)?;
-        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let pods = node
+            .bound()
+            .keys()
+            .filter_map(|uid| self.parts.books.pod(uid));
         let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
         pods.sort_unstable_by_key(|pod| &pod.uid);
         let moves = pods.into_iter().map(|pod| {
@@ -180,7 +190,9 @@ impl Sight<'_> {
         let is_on = self.config.moves && self.config.empties;
         is_on && self.queue.waiting().turns().all(|turn| comes(turn.uid()))
     }
+}
 
+impl Known<'_> {
     /// The nodes that could be emptied, by what they hold, the emptiest last.
     fn nearly_empty(&self, rests: impl Fn(&str) -> bool, budget: &mut Budget) -> Vec<Arc<str>> {
         budget.charge(self.books.nodes().len() / 8);

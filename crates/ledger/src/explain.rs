@@ -6,10 +6,11 @@ use gpustow_api::PodFacts;
 use gpustow_api::intree::Constraints;
 use gpustow_pack::{Choice, Mib, Refusal};
 
+use crate::Ledger;
 use crate::budget::Budget;
-use crate::sight::Sight;
+use crate::known::Known;
+use crate::reason::Reason;
 use crate::trial::Host;
-use crate::{Ledger, Reason};
 
 impl Ledger {
     /// Where on one node the pod would go now, or why it would not. Card indices are those of
@@ -36,26 +37,26 @@ impl Ledger {
         charges: &[(usize, Mib)],
     ) -> Option<String> {
         let request = pod.asks.readable().ok()?;
-        let view = self.books.node(node)?.view();
-        let sentence = self.scores.because(view, request, charges);
+        let view = self.parts.books.node(node)?.view();
+        let sentence = self.parts.scores.because(view, request, charges);
         Some(sentence).filter(|sentence| !sentence.is_empty())
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.
     #[must_use]
     pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
-        self.books.excluded(node, constraints)
+        self.parts.books.excluded(node, constraints)
     }
 
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
     /// far as can be known; see [`gpustow_api::intree`]. The pod itself must not be in the node's books.
     #[must_use]
     pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
-        self.books.refused_in_tree(node, pod)
+        self.parts.books.refused_in_tree(node, pod)
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// What people are told where the node does not take the pod for this reason.
     pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
         match reason {

@@ -26,9 +26,9 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Beneficiary, Cause, Earmark, Ended};
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::maps::HashSet;
 use crate::means::{self, Reserved};
-use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
 pub use moves::{Move, Moves};
@@ -89,33 +89,34 @@ impl Ledger {
     /// Looks after the room that is kept for pods for which others end, and names the pods for which it is to be
     /// decided now who else ends. To be called every second or so.
     pub fn fragmented(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
-        if !self.config.preempt_fragmented && !self.config.moves {
+        if !self.parts.config.preempt_fragmented && !self.parts.config.moves {
             return Vec::new();
         }
         self.expire(now);
-        self.earmarks.forget_controllers(now);
-        let all = self.earmarks.all_evictions();
+        self.parts.earmarks.forget_controllers(now);
+        let all = self.parts.earmarks.all_evictions();
         self.fragmented.keep_looked(&all);
         let mut budget = Budget::of_look();
         self.look_after_gangs(now);
-        for uid in self.earmarks.all_evictions_for_pods() {
+        for uid in self.parts.earmarks.all_evictions_for_pods() {
             self.look_after_fragmented(&uid, now);
             self.look_at_gains(&uid, now, &mut budget);
         }
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         let empties = self.emptying(now).is_some();
-        self.change(|it, books| it.end_needless_replacements(empties, books));
-        if !self.config.preempt_fragmented {
+        self.parts
+            .change(|it, books| it.end_needless_replacements(empties, books));
+        if !self.parts.config.preempt_fragmented {
             return Vec::new();
         }
-        let mut looked = self.turn(|it| &mut it.fragmented, now, Seen::search);
+        let mut looked = self.fragmented.search(&self.parts);
         self.waits.note_cut(&mut looked.cut);
         for (uid, open) in looked.open {
-            self.ask_for_evidence(&uid, open, now);
+            self.parts.ask_for_evidence(&uid, open, now);
         }
         for uid in looked.all_tried {
-            if let Some(pod) = self.books.pod(&uid) {
-                self.earmarks.all_tried(pod, Cause::Preempt, now);
+            if let Some(pod) = self.parts.books.pod(&uid) {
+                self.parts.earmarks.all_tried(pod, Cause::Preempt, now);
             }
         }
         let gang = self.gang_that_may_preempt(now);
@@ -126,21 +127,18 @@ impl Ledger {
     /// Pods for which the search for others to end has cost enough since the last call, so that it found none.
     pub fn searches_cut(&mut self) -> Vec<Arc<PodFacts>> {
         let cut = self.waits.take_cut().into_iter();
-        cut.filter_map(|uid| self.books.pod(&uid).cloned())
+        cut.filter_map(|uid| self.parts.books.pod(&uid).cloned())
             .collect()
     }
 
     /// Chooses who is to end for one of the pods that [`Ledger::fragmented`] named, and keeps the room. False if no other
     /// need or can end, or if the search goes on: the next look names the pod again.
     pub fn preempt_fragmented(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
+        self.parts.now = now;
         if let Some(found) = self.preempt_for_gang(uid, broken, now) {
             return found;
         }
-        let chosen = self.turn(
-            |it| &mut it.fragmented,
-            now,
-            |seen, sight, spent| seen.choose(uid, broken, sight, spent),
-        );
+        let chosen = self.fragmented.choose(uid, broken, &self.parts);
         let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
@@ -152,33 +150,28 @@ impl Ledger {
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn. To be called every second
     /// or so.
     pub fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let moving = |uid: &Uid| self.earmarks.find(uid, Cause::Defragment).is_some();
-        if !self.config.moves || self.earmarks.all_evictions().iter().any(moving) {
+        self.parts.now = now;
+        let moving = |uid: &Uid| self.parts.earmarks.find(uid, Cause::Defragment).is_some();
+        if !self.parts.config.moves || self.parts.earmarks.all_evictions().iter().any(moving) {
             return None;
         }
-        self.turn(|it| &mut it.moving, now, Tries::due)
+        self.moving.due(&self.parts)
     }
 
     /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and no pod whose end would break
     /// a disruption budget, and keeps the room for it and for their replacements. False if there is no such plan, or if the
     /// search goes on: the next look names the pod again.
     pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        let found = self.turn(
-            |it| &mut it.moving,
-            now,
-            |tries, sight, spent| {
-                let search = tries.take(uid, sight)?;
-                let (pod, began) = (search.pod.clone(), search.began());
-                Some((pod, began, tries.go_on(search, broken, most, sight, spent)))
-            },
-        );
-        let Some((pod, began, step)) = found else {
+        self.parts.now = now;
+        let Some(search) = self.moving.take(uid, &self.parts.sight()) else {
             return false;
         };
+        let (pod, began) = (search.pod.clone(), search.began());
+        let step = self.moving.go_on(search, broken, most, &self.parts);
         match step {
             Step::NotNow => {}
-            Step::Nothing => self.earmarks.all_tried(&pod, Cause::Defragment, now),
-            Step::Open(open) => self.ask_for_evidence(&pod.uid, open, now),
+            Step::Nothing => self.parts.earmarks.all_tried(&pod, Cause::Defragment, now),
+            Step::Open(open) => self.parts.ask_for_evidence(&pod.uid, open, now),
             Step::Moves(moves) => {
                 self.keep_moves(&pod, moves, began, now);
                 return true;
@@ -209,7 +202,7 @@ impl Ledger {
     ) {
         let uids: Vec<Uid> = moves.iter().map(|it| it.pod.uid.clone()).collect();
         // One may come when the one before it has gone.
-        let until = now + self.sight(now).grace(&uids) + 2 * self.config.reclaim_for;
+        let until = now + self.sight(now).grace(&uids) + 2 * self.parts.config.reclaim_for;
         for Move {
             pod: of,
             node,
@@ -222,7 +215,8 @@ impl Ledger {
             };
             let cause = Cause::Replacement;
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
+            self.parts
+                .change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
         }
     }
 
@@ -242,9 +236,9 @@ impl Ledger {
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Reserved> {
-        let all = self.earmarks.all_evictions_for_pods();
+        let all = self.parts.earmarks.all_evictions_for_pods();
         let of_pods = all.iter().filter_map(|uid| self.preemption(uid, now));
-        let gangs = self.earmarks.gangs_with_evictions();
+        let gangs = self.parts.earmarks.gangs_with_evictions();
         let of_gangs = gangs.iter().flat_map(|gang| self.preemptions_of(gang, now));
         of_pods.chain(of_gangs).collect()
     }
@@ -252,9 +246,9 @@ impl Ledger {
     /// The same for one pod, unless it is of a gang.
     #[must_use]
     pub fn preemption(&self, uid: &str, now: Duration) -> Option<Reserved> {
-        let earmark = self.earmarks.eviction_for(uid)?;
+        let earmark = self.parts.earmarks.eviction_for(uid)?;
         let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
-        let pod = self.books.pod(uid)?;
+        let pod = self.parts.books.pod(uid)?;
         let outdated = self.sight(now).outdated(pod, earmark.node());
         let victims = match outdated.is_some() || self.may_fit_elsewhere(pod, now) {
             true => Vec::new(),
@@ -265,11 +259,12 @@ impl Ledger {
 
     /// Goes on with the look at nodes that gained room since others were chosen to end for the pod: does it fit on one?
     fn look_at_gains(&mut self, uid: &Uid, now: Duration, budget: &mut Budget) {
-        let (Some(pod), Some(mut looked)) = (self.books.pod(uid), self.fragmented.looked(uid))
+        let (Some(pod), Some(mut looked)) =
+            (self.parts.books.pod(uid), self.fragmented.looked(uid))
         else {
             return;
         };
-        for (number, name) in self.queue.gained_since(looked) {
+        for (number, name) in self.parts.queue.gained_since(looked) {
             budget.charge(1);
             if budget.is_spent() || self.sight(now).fits_now_on(name, pod, budget) {
                 break;
@@ -284,37 +279,37 @@ impl Ledger {
     fn may_fit_elsewhere(&self, pod: &PodFacts, now: Duration) -> bool {
         let looked = self.fragmented.looked(&pod.uid).unwrap_or_default();
         let mut budget = Budget::of_look();
-        let mut gained = self.queue.gained_since(looked).map(|(_, name)| name);
+        let mut gained = self.parts.queue.gained_since(looked).map(|(_, name)| name);
         let first = gained.by_ref().take(GAINS);
         let mut fits = first.map(|name| self.sight(now).fits_now_on(name, pod, &mut budget));
         let fits = fits.any(|fits| fits) || gained.next().is_some();
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         fits
     }
 
     /// What is kept for one pod goes on, or ends.
     fn look_after_fragmented(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.earmarks.eviction_for(uid) else {
+        let Some(earmark) = self.parts.earmarks.eviction_for(uid) else {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
-        let pod = self.books.pod(uid).cloned().filter(wants);
+        let pod = self.parts.books.pod(uid).cloned().filter(wants);
         let how = match pod {
             None => Ended::Gone,
             Some(_) if self.sight(now).check(earmark.node()).is_err() => Ended::Unfit,
             Some(pod) if self.sight(now).needed(&pod, earmark).is_none() => Ended::Late,
             Some(pod) => {
                 if let Some(open) = self.sight(now).outdated(&pod, earmark.node()) {
-                    self.ask_for_evidence(uid, open, now);
+                    self.parts.ask_for_evidence(uid, open, now);
                 }
                 return;
             }
         };
-        self.end(uid, how);
+        self.parts.end(uid, how);
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts) -> bool {
         let waited = self.has_waited(pod, self.config.preempt_after);

@@ -31,7 +31,7 @@ use crate::decide::refuse_all;
 use crate::earmarks::{Cause, Earmark, Ended};
 use crate::evidence::NodeSet;
 use crate::fragmented::Broken;
-use crate::queue::Turn;
+use crate::turn::Turn;
 use crate::{Ask, Filtered, Ledger, Reason, Reserved};
 pub(crate) use cycle::Cycles;
 use plan::Member;
@@ -57,11 +57,11 @@ const GROUPS: usize = 256;
 impl Ledger {
     /// A filter call about a pod begins, and so perhaps a cycle of its gang.
     pub(crate) fn begin_member(&mut self, pod: &PodFacts, now: Duration) {
-        let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
+        let Some(gang) = self.parts.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return;
         };
         if self.gangs.ask(gang, &pod.uid, now) {
-            let change = self.books.release_group(gang);
+            let change = self.parts.books.release_group(gang);
             self.follow(change);
         }
     }
@@ -77,7 +77,7 @@ impl Ledger {
         now: Duration,
     ) -> Result<Option<Seat>, Shortfall> {
         let pod = ask.pod;
-        let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
+        let Some(gang) = self.parts.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return Ok(None);
         };
         let Some(roll) = self
@@ -93,7 +93,7 @@ impl Ledger {
         if wanted == 0 {
             return Ok(None);
         }
-        let tried = self.shown.tried(&pod.uid);
+        let tried = self.parts.shown.tried(&pod.uid);
         if let Some(seat) = self.gangs.take_seat(gang, &pod.uid)
             && candidates.contains(&&*seat.node)
             && tried.is_none_or(|tried| !tried.has(&seat.node))
@@ -119,7 +119,7 @@ impl Ledger {
             }
         };
         // A node where the pod's bind was refused is for when no other will do.
-        let untried = self.shown.tried(&pod.uid).map(|tried| {
+        let untried = self.parts.shown.tried(&pod.uid).map(|tried| {
             let untried = nodes.iter().filter(|name| !tried.has(name));
             untried.cloned().collect::<Vec<_>>()
         });
@@ -162,17 +162,17 @@ impl Ledger {
         let Some(request) = pod.asks.request() else {
             return Vec::new();
         };
-        let class = self.scores.class(request, candidates.len());
-        let mut budget = Budget::of(&self.config);
-        let tried = self.shown.tried(&pod.uid).cloned();
-        let behind = self.queue.is_behind_queued(pod);
+        let class = self.parts.scores.class(request, candidates.len());
+        let mut budget = Budget::of(&self.parts.config);
+        let tried = self.parts.shown.tried(&pod.uid).cloned();
+        let behind = self.parts.queue.is_behind_queued(pod);
         let mut found = Vec::new();
         for &name in candidates {
             let first = self.sight(now).goes_first(pod, name);
-            if behind && self.queue.is_for_queued(name) && !first {
+            if behind && self.wakes.is_for_queued(name, &self.parts.queue) && !first {
                 continue;
             }
-            let Some(slot) = self.scores.slot(name) else {
+            let Some(slot) = self.parts.scores.slot(name) else {
                 continue;
             };
             if let Ok((cost, tainted)) = self.cost(slot, name, pod, class, now, &mut budget) {
@@ -183,14 +183,14 @@ impl Ledger {
         }
         found.sort_unstable();
         let names = found.into_iter().map(|(.., name)| name);
-        let known = names.filter_map(|name| self.books.named_node(name));
+        let known = names.filter_map(|name| self.parts.books.named_node(name));
         known.map(|(name, _)| name.clone()).collect()
     }
 
     /// The gang is given up for this cycle: it holds nothing.
     fn end_cycle(&mut self, gang: &Group, shortfall: Option<Shortfall>) {
         self.gangs.give_up(gang, shortfall);
-        let change = self.books.release_group(gang);
+        let change = self.parts.books.release_group(gang);
         self.follow(change);
     }
 
@@ -203,11 +203,13 @@ impl Ledger {
         now: Duration,
     ) -> Filtered<'a> {
         let mut offered = NodeSet::default();
-        let slots = candidates.iter().filter_map(|name| self.scores.slot(name));
+        let slots = candidates
+            .iter()
+            .filter_map(|name| self.parts.scores.slot(name));
         slots.for_each(|slot| offered.insert(slot));
         self.note_offered(pod, offered, candidates.len(), now);
         self.wait_refused(pod, candidates, now);
-        self.queue.is_short(&pod.uid);
+        self.parts.queue.is_short(&pod.uid);
         Filtered {
             shortfall: Some(shortfall),
             ..refuse_all(candidates, Reason::Gang)
@@ -216,7 +218,7 @@ impl Ledger {
 
     /// A pod was refused. The others of its group are not scheduled without it, unless enough of them are left.
     pub(crate) fn member_refused(&mut self, pod: &PodFacts) {
-        let Some(gang) = self.books.gang(pod).cloned() else {
+        let Some(gang) = self.parts.books.gang(pod).cloned() else {
             return;
         };
         let roll = self
@@ -230,25 +232,25 @@ impl Ledger {
 
     /// How long a pod that is given room holds it. What the rest of its gang holds lasts as long.
     pub(crate) fn hold_gang(&mut self, pod: &PodFacts, now: Duration) -> Duration {
-        let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
-            return self.config.reservation_ttl;
+        let Some(gang) = self.parts.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
+            return self.parts.config.reservation_ttl;
         };
         let hold = self.gangs.hold(gang);
-        for uid in self.books.assumed_of(gang) {
-            self.books.hold_until(&uid, now + hold);
+        for uid in self.parts.books.assumed_of(gang) {
+            self.parts.books.hold_until(&uid, now + hold);
         }
         hold
     }
 
     /// kube-scheduler binds a pod of a gang: all of them have passed, and their binds are coming.
     pub(crate) fn gang_binds(&mut self, pod: &PodFacts, now: Duration) {
-        let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
+        let Some(gang) = self.parts.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return;
         };
         if self.gangs.bind(gang) {
-            for uid in self.books.assumed_of(gang) {
-                let until = now + self.config.reservation_ttl;
-                self.books.hold_until(&uid, until);
+            for uid in self.parts.books.assumed_of(gang) {
+                let until = now + self.parts.config.reservation_ttl;
+                self.parts.books.hold_until(&uid, until);
             }
         }
     }
@@ -260,7 +262,7 @@ impl Ledger {
     pub(crate) fn gang_that_may_preempt(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
         let mut budget = Budget::of_look();
         let due = self.goes_on_to_preempt(&mut budget, now);
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         due
     }
 
@@ -299,13 +301,13 @@ impl Ledger {
                 return Some(first.clone());
             }
             Found::GoesOn => self.waits.first = Some(hunt),
-            Found::Open(open) => self.ask_for_evidence(&first.uid, open, now),
+            Found::Open(open) => self.parts.ask_for_evidence(&first.uid, open, now),
             Found::Nothing => {
                 self.waits
                     .cut
                     .extend(hunt.is_cut(&roll).then(|| first.uid.clone()));
                 for pod in &roll.open {
-                    self.earmarks.all_tried(pod, Cause::Preempt, now);
+                    self.parts.earmarks.all_tried(pod, Cause::Preempt, now);
                 }
             }
         }
@@ -328,7 +330,7 @@ impl Ledger {
             waits.extend(Some(gang.clone()).zip(sight.waiting_gang(gang, &mut walk)));
         }
         self.waits.next = from + looked_at.max(1);
-        self.count_spent(walk.spent());
+        self.parts.count_spent(walk.spent());
         let known = &mut self.waits.gangs;
         known.retain(|_, wait| now.saturating_sub(wait.seen) < FORGOTTEN);
         let mut may: Vec<_> = Vec::new();
@@ -364,9 +366,13 @@ impl Ledger {
         broken: Broken<'_>,
         now: Duration,
     ) -> Option<bool> {
-        let pod = self.books.pod(uid);
-        let pod = pod.filter(|pod| !self.books.comes_alone(pod))?;
-        let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
+        let pod = self.parts.books.pod(uid);
+        let pod = pod.filter(|pod| !self.parts.books.comes_alone(pod))?;
+        let gang = self
+            .parts
+            .books
+            .gang(pod)
+            .filter(|gang| gang.is_in_tree())?;
         let gang = gang.clone();
         let mut budget = Budget::of_look();
         let Some(roll) = self.sight(now).waiting_gang(&gang, &mut budget) else {
@@ -377,7 +383,7 @@ impl Ledger {
         let mut hunt = second.unwrap_or_else(|| Hunt::of(&gang, &self.sight(now)));
         let sight = self.sight(now);
         let found = sight.victims_for(&mut hunt, &roll, broken, &mut budget);
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         match found {
             Found::Plan(plan) => {
                 self.earmark_for_gang(&gang, &roll, plan, now);
@@ -400,7 +406,7 @@ impl Ledger {
         let victims = plan.victims.iter().map(|pod| pod.uid.clone());
         let ends = plan.leaving.iter().cloned().chain(victims);
         let ends: Vec<Uid> = ends.collect();
-        let until = now + self.config.reclaim_for + self.sight(now).grace(&ends);
+        let until = now + self.parts.config.reclaim_for + self.sight(now).grace(&ends);
         let Plan {
             seats, mut victims, ..
         } = plan;
@@ -411,7 +417,7 @@ impl Ledger {
             let (Some(Seat { node, choice }), Some(request)) = (seat, pod.asks.request()) else {
                 continue;
             };
-            let Some(known) = self.books.node(&node) else {
+            let Some(known) = self.parts.books.node(&node) else {
                 continue;
             };
             let cards = known.by_uuid(&choice.placement.charges);
@@ -425,7 +431,8 @@ impl Ledger {
         }
         for (uid, node, request, cards, victims) in earmarks {
             let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
-            self.change(|it, books| it.put(uid, earmark.of_gang(gang), books));
+            self.parts
+                .change(|it, books| it.put(uid, earmark.of_gang(gang), books));
         }
     }
 
@@ -438,12 +445,12 @@ impl Ledger {
             Some(_) => Vec::new(),
             None => sight.needed_by(gang, &mut budget).unwrap_or_default(),
         };
-        self.count_spent(budget.spent());
-        let all = self.earmarks.evictions_for(gang).into_iter();
-        let all = all.filter(|(uid, _)| self.books.assumed(uid).is_none());
+        self.parts.count_spent(budget.spent());
+        let all = self.parts.earmarks.evictions_for(gang).into_iter();
+        let all = all.filter(|(uid, _)| self.parts.books.assumed(uid).is_none());
         let all = all.filter_map(|(uid, earmark)| {
             let its = |pod: &mut Arc<PodFacts>| earmark.waits_for().contains(&pod.uid);
-            let pod = self.books.pod(uid)?;
+            let pod = self.parts.books.pod(uid)?;
             let victims = victims.extract_if(.., its).collect();
             Some(Reserved::of(pod, earmark, victims))
         });
@@ -461,26 +468,26 @@ impl Ledger {
 
     /// What is earmarked for gangs goes on, or ends for all pods of a gang together.
     pub(crate) fn look_after_gangs(&mut self, now: Duration) {
-        for gang in self.earmarks.gangs_with_evictions() {
+        for gang in self.parts.earmarks.gangs_with_evictions() {
             for (uid, how) in self.sight(now).left_gang(&gang) {
-                self.end(&uid, how);
+                self.parts.end(&uid, how);
             }
             let mut budget = Budget::of_look();
             let how = self.sight(now).gang_ends(&gang, &mut budget);
-            self.count_spent(budget.spent());
+            self.parts.count_spent(budget.spent());
             if let Some(how) = how {
                 self.end_gang(&gang, how);
             } else if let Some((uid, open)) = self.sight(now).outdated_for(&gang) {
-                self.ask_for_evidence(&uid, open, now);
+                self.parts.ask_for_evidence(&uid, open, now);
             }
         }
     }
 
     fn end_gang(&mut self, gang: &Group, how: Ended) {
-        let all = self.earmarks.evictions_for(gang).into_iter();
+        let all = self.parts.earmarks.evictions_for(gang).into_iter();
         let all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
         for uid in all {
-            self.end(&uid, how);
+            self.parts.end(&uid, how);
         }
     }
 }

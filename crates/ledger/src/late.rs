@@ -8,15 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::gpunode::{Gpu, PodUse};
 
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark};
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::preempt::asked_in_sum;
-use crate::sight::Sight;
 use crate::trial::Host;
 
 impl Ledger {
@@ -24,7 +23,8 @@ impl Ledger {
     /// victims are gone. kube-scheduler may end the nomination for that; nothing is disrupted for the pod elsewhere
     /// meanwhile.
     pub fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
-        self.change(|earmarks, books| earmarks.expect_room(uid, node, books, now));
+        self.parts
+            .change(|earmarks, books| earmarks.expect_room(uid, node, books, now));
     }
 
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
@@ -36,7 +36,7 @@ impl Ledger {
         if self.lacks_report(node, now) {
             return true;
         }
-        let Some(node) = self.books.node(node) else {
+        let Some(node) = self.parts.books.node(node) else {
             return false;
         };
         let (asked, view) = (asked_in_sum(request), node.view());
@@ -51,18 +51,18 @@ impl Ledger {
     /// The node where others terminate, move or give memory back for a pod. After a restart the pod's condition says so.
     #[must_use]
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
-        let all = &self.earmarks;
+        let all = &self.parts.earmarks;
         let earmark = all
             .eviction_for(uid)
             .or_else(|| all.find(uid, Cause::Reclaim));
-        let told = || self.books.pod(uid)?.reserved_on.clone();
+        let told = || self.parts.books.pod(uid)?.reserved_on.clone();
         earmark.map(|it| it.node().clone()).or_else(told)
     }
 
     /// The node where the pod has room soon, as far as is known.
     #[must_use]
     pub fn expected_on(&self, uid: &str, now: Duration) -> Option<Arc<str>> {
-        self.earmarks.expected_on(uid, now).cloned()
+        self.parts.earmarks.expected_on(uid, now).cloned()
     }
 
     /// Has the node no report, or a stale one?
@@ -74,16 +74,16 @@ impl Ledger {
     /// When the agent wrote the node's last report, in seconds since 1970, if that can be read.
     #[must_use]
     pub fn report_written(&self, node: &str) -> Option<i64> {
-        self.books.node(node)?.status()?.written()
+        self.parts.books.node(node)?.status()?.written()
     }
 
     /// The pods that are bound to a node and hold something there.
     #[must_use]
     pub fn bound_on(&self, node: &str) -> Vec<Arc<PodFacts>> {
-        let node = self.books.node(node);
+        let node = self.parts.books.node(node);
         let bound = node.into_iter().flat_map(|node| node.bound().keys());
         bound
-            .filter_map(|uid| self.books.pod(uid).cloned())
+            .filter_map(|uid| self.parts.books.pod(uid).cloned())
             .collect()
     }
 
@@ -106,9 +106,9 @@ impl Ledger {
     /// enough nodes pass its own filters. The pod is woken for such a node.
     #[must_use]
     pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
-        let may_be_unshown = self.queue.may_be_unshown(&pod.uid)?;
+        let may_be_unshown = self.parts.queue.may_be_unshown(&pod.uid)?;
         let (sight, mut budget) = (self.sight(now), self.budget());
-        let mut nodes = self.books.nodes().map(|(name, _)| name);
+        let mut nodes = self.parts.books.nodes().map(|(name, _)| name);
         let node = nodes.find(|name| {
             may_be_unshown(name)
                 && sight.evidence(pod, name) == Evidence::Unknown
@@ -119,17 +119,7 @@ impl Ledger {
     }
 }
 
-impl Ledger {
-    /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
-    /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early.
-    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence, now: Duration) {
-        if self.shown.is_to_be_asked(uid, evidence, now) {
-            self.queue.tries_again(uid);
-        }
-    }
-}
-
-impl Sight<'_> {
+impl Known<'_> {
     fn fits_without(&self, pod: &PodFacts, name: &str, leaving: &[Uid], ended: bool) -> bool {
         let may = self.check(name).is_ok() && !self.books.is_unfenced(&pod.uid);
         let Some(node) = self.books.node(name).filter(|_| may) else {
@@ -167,16 +157,4 @@ impl Sight<'_> {
         };
         node.assumed().filter(lower).cloned()
     }
-}
-
-/// Does the last report show memory of the pod, which is bound to the node no more?
-pub(crate) fn has_ended(node: &Node, uid: &str) -> bool {
-    let shown = node.gpus().iter().flat_map(|gpu| &gpu.pods);
-    !node.bound().contains_key(uid) && shown.into_iter().any(|it| it.uid == uid)
-}
-
-/// What the last report shows of a GPU that pods use which are bound to the node no more.
-pub(crate) fn ended_in<'n>(node: &'n Node, gpu: &'n Gpu) -> impl Iterator<Item = &'n PodUse> {
-    let shown = gpu.pods.iter();
-    shown.filter(|shown| !node.bound().contains_key(shown.uid.as_str()))
 }

@@ -48,6 +48,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod asked;
 mod asleep;
 mod bind;
 mod books;
@@ -63,11 +64,13 @@ mod evidence;
 mod explain;
 mod fragmented;
 mod gangs;
+mod known;
 mod late;
-mod leaving;
 mod maps;
 mod means;
+mod offered;
 mod over_limit;
+mod parts;
 mod preempt;
 mod problems;
 mod provision;
@@ -82,22 +85,20 @@ mod shortage;
 mod sight;
 mod snapshot;
 mod trial;
+mod turn;
 mod wake;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use books::{Books, Change};
-use earmarks::Earmarks;
-use evidence::Shown;
-use queue::Queue;
-use scores::Scores;
+use books::Change;
+use parts::Parts;
 use sight::Sight;
 
 pub use asleep::News;
-pub use bind::{BindRefusal, Outcome};
+pub use bind::BindRefusal;
+pub use books::Outcome;
 pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
@@ -120,16 +121,11 @@ pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState
 /// The ledger: the books, and what follows from them. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    config: Config,
-    books: Books,
-    scores: Scores,
-    earmarks: Earmarks,
-    shown: Shown,
-    queue: Queue,
+    parts: Parts,
     over: over_limit::Seen,
     placing: reservations::Seen,
     calling: round::Round<reclaim::Rank>,
-    asked: borrowers::Asked,
+    wakes: wake::Wakes,
     fragmented: fragmented::Seen,
     moving: fragmented::Tries,
     emptying: empty::Rounds,
@@ -140,10 +136,6 @@ pub struct Ledger {
     lacks: provision::Lacks,
     /// The last sleeping pod that a look for news of memory came to, if it did not come to all.
     news_after: Option<Arc<str>>,
-    /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
-    unix: Option<i64>,
-    /// See [`Ledger::work`].
-    work: AtomicU64,
 }
 
 impl Ledger {
@@ -151,49 +143,40 @@ impl Ledger {
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
-            config,
-            books: Books::new(config.stale_after, config.of_views()),
-            scores: Scores::new(config.policy),
-            earmarks: Earmarks::default(),
-            shown: Shown::default(),
-            queue: Queue::new(config.queue),
+            parts: Parts::new(config),
             ..Self::default()
         }
     }
 
-    /// A part that goes on from look to look has its turn; what that costs is counted.
-    fn turn<S: Default, T>(
-        &mut self,
-        part: fn(&mut Self) -> &mut S,
-        now: Duration,
-        look: impl FnOnce(&mut S, &Sight<'_>, &mut u64) -> T,
-    ) -> T {
-        let (mut state, mut spent) = (std::mem::take(part(self)), 0);
-        let found = look(&mut state, &self.sight(now), &mut spent);
-        *part(self) = state;
-        self.count_spent(spent);
-        found
+    pub(crate) fn sight(&self, now: Duration) -> Sight<'_> {
+        let mut sight = self.parts.sight();
+        sight.known.now = now;
+        sight
     }
 
     /// Lets scores and queue follow what has changed in the books.
     fn follow(&mut self, change: Change) {
+        let parts = &mut self.parts;
         for event in change.into_events() {
-            self.shown.follow(&event, &self.books, &self.scores);
-            self.over.follow(&event, self.config.over_limit_for);
-            self.scores.follow(&event, &mut self.books);
-            self.queue.follow(&event, &mut self.earmarks, &self.books);
+            parts.shown.follow(&event, &parts.books, &parts.scores);
+            self.over.follow(&event, parts.config.over_limit_for);
+            parts.scores.follow(&event, &mut parts.books);
+            let (earmarks, books) = (&mut parts.earmarks, &parts.books);
+            parts.queue.follow(&event, earmarks, books);
+            self.wakes.follow(&event);
         }
     }
 
-    /// Changes what is earmarked: the one way for the ledger's verbs, for the queue follows what is kept no more.
-    fn change<T>(&mut self, change: impl FnOnce(&mut Earmarks, &Books) -> T) -> T {
-        let found = change(&mut self.earmarks, &self.books);
-        self.queue.gain(&mut self.earmarks);
-        found
+    /// What periodic looks for pods to disrupt have cost so far: a fit counts as 8, a pod or node that is only looked at as
+    /// one.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.parts.work()
     }
 
-    /// What was earmarked for the pod ends.
-    fn end(&mut self, uid: &str, how: Ended) {
-        self.change(|earmarks, books| earmarks.end(uid, how, books));
+    /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        Budget::of(&self.parts.config)
     }
 }

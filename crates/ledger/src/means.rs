@@ -12,9 +12,9 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::Uid;
 use crate::earmarks::{Cards, Cause, Earmark, Ended};
+use crate::known::Known;
 use crate::maps::HashSet;
 use crate::reclaim::Borrower;
-use crate::sight::Sight;
 
 /// Where others could leave a pod what it requests. Of two plans the lesser is better: by rank, then by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,7 +89,7 @@ pub enum NotNow {
     TooYoung(Duration),
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Does the pod want still what was earmarked for it?
     pub(crate) fn wants(&self, pod: &PodFacts, earmark: &Earmark) -> bool {
         let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
@@ -139,12 +139,12 @@ impl Sight<'_> {
 impl Ledger {
     /// Earmarks the room of a plan for the pod.
     pub(super) fn pursue<R>(&mut self, uid: &Uid, means: Cause, plan: Plan<R>, now: Duration) {
-        let pod = self.books.pod(uid);
+        let pod = self.parts.books.pod(uid);
         let Some(request) = pod.and_then(|pod| pod.asks.request().cloned()) else {
             return;
         };
         for other in &plan.overtakes {
-            self.end(other, Ended::Overtaken);
+            self.parts.end(other, Ended::Overtaken);
         }
         let until = now + self.sight(now).lasts(means, &plan);
         let Plan {
@@ -154,6 +154,6 @@ impl Ledger {
             ..
         } = plan;
         let earmark = Earmark::of_cards(&node, means, &request, cards, waits_for, until);
-        self.change(|it, books| it.put(uid, earmark, books));
+        self.parts.change(|it, books| it.put(uid, earmark, books));
     }
 }

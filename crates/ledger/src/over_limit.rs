@@ -121,7 +121,7 @@ impl Ledger {
             .runs
             .keys()
             .filter(|name| self.sight(now).check(name).is_ok());
-        let nodes = nodes.filter_map(|name| self.books.named_node(name));
+        let nodes = nodes.filter_map(|name| self.parts.books.named_node(name));
         let each = nodes.flat_map(|(name, node)| self.over_on(name, node));
         let mut all: Vec<OverLimit> = each.filter(|over| self.is_long(over, now)).collect();
         let key = |over: &OverLimit| {
@@ -140,7 +140,9 @@ impl Ledger {
         let Borrower { pod, uuid, .. } = &over.victim;
         let run = self.over.find(&over.node, &pod.uid, uuid);
         run.is_some_and(|run| {
-            let patience = self.over.patience(pod, now, self.config.over_limit_for);
+            let patience = self
+                .over
+                .patience(pod, now, self.parts.config.over_limit_for);
             pod.asked_back.is_some() || run.last - run.first >= patience
         })
     }
@@ -149,14 +151,14 @@ impl Ledger {
     pub(crate) fn note_over_limits(&mut self, name: &str, now: Duration) {
         let forgotten = |it: &Ended| now.saturating_sub(it.last) >= FORGOTTEN_AFTER;
         self.over.ended.retain(|_, it| !forgotten(it));
-        let Some((name, node)) = self.books.named_node(name) else {
+        let Some((name, node)) = self.parts.books.named_node(name) else {
             return;
         };
         let run = |over: OverLimit| {
             let Borrower { pod, uuid, .. } = over.victim;
             let before = self.over.find(name, &pod.uid, &uuid);
             let before =
-                before.filter(|run| now.saturating_sub(run.last) <= self.config.stale_after);
+                before.filter(|run| now.saturating_sub(run.last) <= self.parts.config.stale_after);
             Run {
                 uid: pod.uid.clone(),
                 first: before.map_or(now, |run| run.first),
@@ -183,7 +185,7 @@ impl Ledger {
         let cards = node.gpus().iter().filter(|gpu| gpu.healthy && !gpu.missing);
         let each = cards.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
         each.filter_map(move |(gpu, (uid, held, used))| {
-            let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?;
+            let pod = self.parts.books.pod(uid).filter(|pod| !pod.deleting)?;
             let limit = watched_limit(pod, gpu, held);
             let limit = limit.filter(|limit| used > *limit + tolerance(*limit))?;
             Some(OverLimit {

@@ -10,8 +10,8 @@ use gpustow_pack::Request;
 use crate::Ledger;
 use crate::budget::Budget;
 use crate::earmarks::Cause;
+use crate::known::Known;
 use crate::maps::HashSet;
-use crate::sight::Sight;
 use crate::trial::Host;
 
 /// Pods to evict beyond those that kube-scheduler chose.
@@ -27,10 +27,10 @@ impl Ledger {
     /// May pods be evicted where only fragmented memory keeps the pod off a node? kube-scheduler of 1.38 or later can ask for
     /// such victims. A pod that is too young for it is woken once it is old enough.
     pub fn may_preempt_fragmented(&mut self, pod: &PodFacts, now: Duration) -> bool {
-        let after = self.config.preempt_after;
-        let is_on = self.config.preempt_fragmented;
+        let after = self.parts.config.preempt_after;
+        let is_on = self.parts.config.preempt_fragmented;
         if is_on && !self.sight(now).has_waited(pod, after) {
-            self.queue.ask_again_when(pod, after);
+            self.parts.queue.ask_again_when(pod, after);
             return false;
         }
         is_on && self.sight(now).may_evict_for(Cause::Preempt, pod)
@@ -40,7 +40,7 @@ impl Ledger {
     /// those that [`Ledger::preempt`] may add.
     #[must_use]
     pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
-        self.books.evictable(node, priority)
+        self.parts.books.evictable(node, priority)
     }
 
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
@@ -76,7 +76,7 @@ impl Ledger {
         budget: &mut Budget,
         now: Duration,
     ) -> Vec<Arc<str>> {
-        let (Some(request), Some(node)) = (pod.asks.request(), self.books.node(name)) else {
+        let (Some(request), Some(node)) = (pod.asks.request(), self.parts.books.node(name)) else {
             return Vec::new();
         };
         let asked = asked_in_sum(request);
@@ -97,7 +97,7 @@ impl Ledger {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
     /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
     /// the budget: nobody is to be evicted in vain.

@@ -74,7 +74,7 @@ impl Ledger {
         uids.sort_unstable_by_key(|(uid, _)| *uid);
         let mut problems = Vec::new();
         for (uid, hold) in uids {
-            let Some(facts) = self.books.pod(uid) else {
+            let Some(facts) = self.parts.books.pod(uid) else {
                 continue;
             };
             let pod = || format!("{}/{}", facts.namespace, facts.name);

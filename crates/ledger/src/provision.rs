@@ -21,14 +21,15 @@ use gpustow_api::intree::Constraints;
 use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Bytes, Mib, Request};
 
+use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::evidence::Evidence;
 use crate::maps::{HashMap, HashSet};
 use crate::preempt::asked_in_sum;
-use crate::queue::Turn;
+use crate::reason::Reason;
 use crate::sight::Sight;
-use crate::{Ledger, Reason};
+use crate::turn::Turn;
 pub(crate) use gangs::Lacks;
 use kinds::{Bin, Kinds, fewest};
 
@@ -135,7 +136,7 @@ impl Ledger {
     /// Which placeholders are to be created and deleted. To be called every second or so, and when a node has come.
     pub fn provision(&mut self, now: Duration) -> Provision {
         let present = self.placeholders();
-        if self.config.provision == 0 {
+        if self.parts.config.provision == 0 {
             return Provision {
                 delete: present,
                 ..Provision::default()
@@ -145,12 +146,12 @@ impl Ledger {
         self.note_arriving(now);
         let arriving = self.arriving.names(now);
         let mut lacks = std::mem::take(&mut self.lacks);
-        let mut spent = u64::try_from(self.books.starting().len()).unwrap_or(u64::MAX);
+        let mut spent = u64::try_from(self.parts.books.starting().len()).unwrap_or(u64::MAX);
         let sight = self.sight(now);
         lacks.look(&sight, &present, &arriving, &mut spent);
         let needs = sight.needs(&arriving, &lacks, &present, &mut spent);
         self.lacks = lacks;
-        self.count_spent(spent);
+        self.parts.count_spent(spent);
         if needs.is_empty() {
             return Provision {
                 delete: present,
@@ -158,12 +159,12 @@ impl Ledger {
             };
         }
         let mut unanswered = std::mem::take(&mut self.unanswered);
-        unanswered.0.retain(|uid, _| self.books.pod(uid).is_some());
+        unanswered.0.retain(|uid, _| self.parts.books.pod(uid).is_some());
         let mut spent = 0;
         let provision =
             self.sight(now)
                 .placeholders(&needs, present, &arriving, &unanswered, &mut spent);
-        self.count_spent(spent);
+        self.parts.count_spent(spent);
         for placeholder in &provision.unanswered {
             if let Some(owner) = placeholder.placeholder_owner()
                 && provision.delete.contains(placeholder)
@@ -178,8 +179,8 @@ impl Ledger {
     /// The placeholders that there are, the oldest first.
     #[must_use]
     pub fn placeholders(&self) -> Vec<Arc<PodFacts>> {
-        let all = self.queue.placeholders().iter();
-        let pods = all.filter_map(|uid| self.books.pod(uid));
+        let all = self.parts.queue.placeholders().iter();
+        let pods = all.filter_map(|uid| self.parts.books.pod(uid));
         let mut pods: Vec<_> = pods.filter(|pod| !pod.deleting).cloned().collect();
         pods.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
         pods
@@ -187,7 +188,7 @@ impl Ledger {
 
     /// Notes since when nodes have been there that do not report, or have the startup taint.
     fn note_arriving(&mut self, now: Duration) {
-        let starting = self.books.starting();
+        let starting = self.parts.books.starting();
         self.arriving.0.retain(|name, _| starting.contains(name));
         for name in starting {
             self.arriving.0.entry(name.clone()).or_insert(now);

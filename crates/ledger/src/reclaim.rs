@@ -13,17 +13,18 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Cost, Mib, Refusal};
 
+use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark, Ended};
 use crate::evidence::Evidence;
-use crate::late::ended_in;
+use crate::known::Known;
 use crate::means::Reserved;
+use crate::reason::Reason;
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::trial::Host;
-use crate::{Ledger, Reason};
 
 /// A pod that uses more of a card than it asked for.
 #[derive(Clone, Debug)]
@@ -60,12 +61,12 @@ impl Ledger {
     /// Looks after what is reclaimed: ends what has come to its end, asks others where the first did not
     /// suffice, and begins anew for pods that wait. To be called every second or so.
     pub fn reclaim(&mut self, now: Duration) {
-        if !self.config.reclaim {
+        if !self.parts.config.reclaim {
             return;
         }
         self.note_refusals(now);
         self.expire(now);
-        for uid in self.earmarks.all_of(Cause::Reclaim) {
+        for uid in self.parts.earmarks.all_of(Cause::Reclaim) {
             self.look_after(&uid, now);
         }
         self.call_more_back(now);
@@ -73,7 +74,7 @@ impl Ledger {
 
     /// Goes on with the search for pods that wait: the first of each kind.
     fn call_more_back(&mut self, now: Duration) {
-        if self.books.lending().is_empty() {
+        if self.parts.books.lending().is_empty() {
             self.calling = Round::default();
             return;
         }
@@ -87,7 +88,7 @@ impl Ledger {
             &mut budget,
             |uid| {
                 self.sight(now).may_reclaim(uid)?;
-                let nodes = self.books.nodes();
+                let nodes = self.parts.books.nodes();
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
             |uid, name, budget| self.sight(now).offer_of_borrowers(uid, name, budget),
@@ -100,26 +101,26 @@ impl Ledger {
                     let sight = self.sight(now);
                     let open = sight.books.pod(&uid);
                     if let Some(open) = open.map(|pod| sight.evidence(pod, &plan.node)) {
-                        self.ask_for_evidence(&uid, open, now);
+                        self.parts.ask_for_evidence(&uid, open, now);
                     }
                 }
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
-                    if let Some(pod) = self.books.pod(&uid) {
-                        self.earmarks.all_tried(pod, Cause::Reclaim, now);
+                    if let Some(pod) = self.parts.books.pod(&uid) {
+                        self.parts.earmarks.all_tried(pod, Cause::Reclaim, now);
                     }
                 }
                 Offer::Fits => {}
             }
         }
         self.calling = round;
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
     }
 
     /// What is reclaimed now, and from whom.
     #[must_use]
     pub fn reclaims(&self, now: Duration) -> Vec<Reserved> {
-        let all = self.earmarks.all_of(Cause::Reclaim);
+        let all = self.parts.earmarks.all_of(Cause::Reclaim);
         all.iter()
             .filter_map(|uid| self.sight(now).reclamation(uid))
             .collect()
@@ -151,14 +152,14 @@ impl Ledger {
 
     /// One reclaim goes on, with others if need be, or ends.
     fn look_after(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.earmarks.find(uid, Cause::Reclaim) else {
+        let Some(earmark) = self.parts.earmarks.find(uid, Cause::Reclaim) else {
             return;
         };
         let (name, asked) = (earmark.node(), earmark.waits_for());
-        let pod = self.books.pod(uid).cloned();
+        let pod = self.parts.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
         let Some(pod) = pod.filter(wants) else {
-            self.end(uid, Ended::Gone);
+            self.parts.end(uid, Ended::Gone);
             return;
         };
         // Borrowers give back for a pod that can come, or not at all.
@@ -166,8 +167,8 @@ impl Ledger {
         let outdated = self.sight(now).outdated(&pod, name);
         let goes_on = || {
             self.sight(now).check(name).ok()?;
-            let node = self.books.node(name)?;
-            let mut budget = Budget::of(&self.config);
+            let node = self.parts.books.node(name)?;
+            let mut budget = Budget::of(&self.parts.config);
             let cards = earmark.cards();
             let missing = self
                 .sight(now)
@@ -186,11 +187,11 @@ impl Ledger {
             }
         };
         match goes_on() {
-            _ if rejected => self.end(uid, Ended::Late),
-            Some(_) if let Some(open) = outdated => self.ask_for_evidence(uid, open, now),
+            _ if rejected => self.parts.end(uid, Ended::Late),
+            Some(_) if let Some(open) = outdated => self.parts.ask_for_evidence(uid, open, now),
             Some(None) => {}
-            Some(Some(victims)) => self.change(|it, _| it.reclaim_from(uid, victims)),
-            None => self.end(uid, Ended::Late),
+            Some(Some(victims)) => self.parts.change(|it, _| it.reclaim_from(uid, victims)),
+            None => self.parts.end(uid, Ended::Late),
         }
     }
 }
@@ -222,7 +223,9 @@ impl Sight<'_> {
         };
         Offer::of(plan())
     }
+}
 
+impl Known<'_> {
     pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.earmarks.find(uid, Cause::Reclaim)?;
         let pod = self.books.pod(uid)?;
@@ -396,8 +399,7 @@ impl Sight<'_> {
         let view = left.filter(|_| charges.len() == cards.len())?.view();
         let left = |card: usize| {
             let gpu = node.gpus().get(card).filter(|_| ended);
-            let gone = gpu.into_iter().flat_map(|gpu| ended_in(node, gpu));
-            gone.map(|used| Mib(used.used_mib)).sum()
+            gpu.map_or(Mib::ZERO, |gpu| node.ended_in(gpu))
         };
         let missing = |(card, mib): (usize, Mib)| {
             let room = request.room(view.cards.get(card)?)?;

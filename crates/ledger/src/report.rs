@@ -9,8 +9,8 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cause;
+use crate::known::Known;
 use crate::means::{NotNow, Plan};
-use crate::sight::Sight;
 
 /// The means by which room is made for a pod that waits, the mildest first.
 pub const MEANS: [Cause; 4] = [
@@ -58,7 +58,7 @@ impl Ledger {
     pub fn report(&self, pod: &Arc<PodFacts>, now: Duration) -> [(Cause, Pursuit); 4] {
         let sight = self.sight(now);
         MEANS.map(|means| {
-            let reserves = means == Cause::Reserve && self.config.keep.is_some();
+            let reserves = means == Cause::Reserve && self.parts.config.keep.is_some();
             let absent = self.absent_until(&pod.uid, now).filter(|_| reserves);
             let pursuit = absent.map(Pursuit::BackingOff);
             (means, pursuit.unwrap_or_else(|| sight.pursuit(means, pod)))
@@ -66,7 +66,7 @@ impl Ledger {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     fn pursuit(&self, means: Cause, pod: &Arc<PodFacts>) -> Pursuit {
         let Some(after) = self.acts_after(means) else {
             return Pursuit::Off;

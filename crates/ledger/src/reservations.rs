@@ -26,11 +26,11 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Ended};
+use crate::known::Known;
 use crate::maps::HashMap;
 use crate::means::Reserved;
-use crate::queue::Turn;
 use crate::round::{Offer, Round};
-use crate::sight::Sight;
+use crate::turn::Turn;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ impl Ledger {
     /// `unix` is the time in seconds since 1970, from which the pods' own age follows. True if room was given up
     /// that others may want.
     pub fn keep_reservations(&mut self, now: Duration, unix: i64) -> bool {
-        let Some(after) = self.config.keep else {
+        let Some(after) = self.parts.config.keep else {
             return false;
         };
         let before = self.reservations_given_up();
@@ -105,35 +105,35 @@ impl Ledger {
                 Offer::Plan(plan) => self.pursue(&uid, Cause::Reserve, plan, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
-                    if let Some(pod) = self.books.pod(&uid) {
-                        self.earmarks.all_tried(pod, Cause::Reserve, now);
+                    if let Some(pod) = self.parts.books.pod(&uid) {
+                        self.parts.earmarks.all_tried(pod, Cause::Reserve, now);
                     }
                 }
                 Offer::Fits => {}
             }
         }
         self.placing.round = round;
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
     }
 
     /// The reservations of now.
     #[must_use]
     pub fn reservations(&self) -> Vec<Reserved> {
-        let all = self.earmarks.all_of(Cause::Reserve);
+        let all = self.parts.earmarks.all_of(Cause::Reserve);
         all.iter().filter_map(|uid| self.reservation(uid)).collect()
     }
 
     /// The reservation for this pod.
     #[must_use]
     pub fn reservation(&self, uid: &str) -> Option<Reserved> {
-        let earmark = self.earmarks.find(uid, Cause::Reserve)?;
+        let earmark = self.parts.earmarks.find(uid, Cause::Reserve)?;
         let until = earmark.until();
         let free = self.placing.free.get(uid);
         let victims = earmark.waits_for().iter();
-        let victims = victims.filter_map(|uid| self.books.pod(uid).cloned());
+        let victims = victims.filter_map(|uid| self.parts.books.pod(uid).cloned());
         Some(Reserved {
             until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
-            ..Reserved::of(self.books.pod(uid)?, earmark, victims.collect())
+            ..Reserved::of(self.parts.books.pod(uid)?, earmark, victims.collect())
         })
     }
 
@@ -147,21 +147,21 @@ impl Ledger {
     ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
         let plan = self.sight(now).plan_reserve(pod, &mut Budget::of_plan());
         let (node, pods) = plan?;
-        let pods = pods.iter().filter_map(|uid| self.books.pod(uid));
+        let pods = pods.iter().filter_map(|uid| self.parts.books.pod(uid));
         Some((node, pods.cloned().collect()))
     }
 
     /// How many reservations have ended like this.
     #[must_use]
     pub fn given_up(&self, how: Ended) -> u64 {
-        self.earmarks.count_ended(Cause::Reserve, how)
+        self.parts.earmarks.count_ended(Cause::Reserve, how)
     }
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
     fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
         let is_in_need = |uid: &str| self.needs_reservation(uid, after, unix, now).is_some();
         let in_need = self.sight(now).without_room(is_in_need);
-        let rank = |uid: &Uid| Some(self.standing(self.books.pod(uid)?, false));
+        let rank = |uid: &Uid| Some(self.standing(self.parts.books.pod(uid)?, false));
         let mut in_need: Vec<_> = in_need.iter().filter_map(rank).collect();
         in_need.sort_unstable();
         let uids = in_need.iter().map(|rank| rank.turn.uid().clone());
@@ -202,9 +202,9 @@ impl Ledger {
 
     /// The pods that have reservations, in their order. A pod that is being ungated counts.
     fn placed(&self) -> Vec<(Rank, Arc<PodFacts>)> {
-        let placed = self.earmarks.all_of(Cause::Reserve).into_iter();
+        let placed = self.parts.earmarks.all_of(Cause::Reserve).into_iter();
         let placed = placed.filter_map(|uid| {
-            let pod = self.books.pod(&uid)?;
+            let pod = self.parts.books.pod(&uid)?;
             Some((self.standing(pod, true), pod.clone()))
         });
         let mut placed: Vec<_> = placed.collect();
@@ -214,8 +214,13 @@ impl Ledger {
 
     /// How many GPUs may be reserved in all, but for the first pod.
     fn most_cards(&self) -> usize {
-        let all: usize = self.books.nodes().map(|(_, node)| node.gpus().len()).sum();
-        all * self.config.keep_percent / 100
+        let all: usize = self
+            .parts
+            .books
+            .nodes()
+            .map(|(_, node)| node.gpus().len())
+            .sum();
+        all * self.parts.config.keep_percent / 100
     }
 
     /// The nodes to be looked at for a pod: none if the bound is reached by those before it.
@@ -228,7 +233,7 @@ impl Ledger {
     ) -> Option<Vec<Arc<str>>> {
         let pod = self.needs_reservation(uid, after, unix, now)?;
         let rank = self.standing(&pod, false);
-        let mut bound = Bound::new(self.config.keep_reservations, self.most_cards());
+        let mut bound = Bound::new(self.parts.config.keep_reservations, self.most_cards());
         for (other, pod) in self.placed() {
             if other < rank {
                 bound.takes(&pod);
@@ -240,35 +245,36 @@ impl Ledger {
         // Last, for it is a search.
         let mut budget = Budget::of_look();
         let rest = self.sight(now).reserved_with(&pod, &mut budget);
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
         let rest = rest?;
-        let names = || self.books.nodes().map(|(name, _)| name.clone()).collect();
+        let names = || {
+            self.parts
+                .books
+                .nodes()
+                .map(|(name, _)| name.clone())
+                .collect()
+        };
         rest.iter().all(|pod| bound.takes(pod)).then(names)
     }
 
     /// Gives up what is beyond the bound.
     fn keep_bounds(&mut self) {
-        let mut bound = Bound::new(self.config.keep_reservations, self.most_cards());
+        let mut bound = Bound::new(self.parts.config.keep_reservations, self.most_cards());
         for (_, pod) in self.placed() {
             if !bound.takes(&pod) {
-                self.end(&pod.uid, Ended::Overtaken);
+                self.parts.end(&pod.uid, Ended::Overtaken);
             }
         }
     }
 
     /// Pods that are gone or have their room are absent no more.
     fn forget_absent(&mut self) {
-        let Self {
-            placing,
-            books,
-            earmarks,
-            ..
-        } = self;
+        let (placing, parts) = (&mut self.placing, &self.parts);
         placing
             .free
-            .retain(|uid, _| earmarks.find(uid, Cause::Reserve).is_some());
+            .retain(|uid, _| parts.earmarks.find(uid, Cause::Reserve).is_some());
         let waits = |uid: &Uid| {
-            let pod = books.pod(uid);
+            let pod = parts.books.pod(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.released)
         };
         placing.absent.retain(|uid, _| waits(uid));
@@ -284,24 +290,24 @@ impl Ledger {
         let pause = FREE_FOR.saturating_mul(1 << absent.times.min(16));
         absent.until = now + pause.min(LONGEST_PAUSE);
         absent.times += 1;
-        self.end(uid, Ended::Late);
+        self.parts.end(uid, Ended::Late);
     }
 
     /// Ends reservations of pods that changed, or on nodes that take them no more.
     fn end_unfit_reservations(&mut self, now: Duration) {
-        for uid in self.earmarks.all_of(Cause::Reserve) {
-            let Some(earmark) = self.earmarks.find(&uid, Cause::Reserve) else {
+        for uid in self.parts.earmarks.all_of(Cause::Reserve) {
+            let Some(earmark) = self.parts.earmarks.find(&uid, Cause::Reserve) else {
                 continue;
             };
             let (name, cards) = (earmark.node(), earmark.cards());
-            let pod = self.books.pod(&uid).filter(|pod| pod.may_be_placed());
+            let pod = self.parts.books.pod(&uid).filter(|pod| pod.may_be_placed());
             let Some(pod) = pod else {
-                self.end(&uid, Ended::Gone);
+                self.parts.end(&uid, Ended::Gone);
                 continue;
             };
             let fits = || {
                 let request = pod.asks.request().filter(|it| earmark.is_for(it))?;
-                let node = self.books.node(name)?;
+                let node = self.parts.books.node(name)?;
                 self.sight(now).check(name).ok()?;
                 self.sight(now)
                     .admits(name, node, pod, request)
@@ -314,11 +320,11 @@ impl Ledger {
                 (charges.len() == cards.len() && charges.iter().all(good)).then_some(())
             };
             if fits().is_none() {
-                self.end(&uid, Ended::Unfit);
+                self.parts.end(&uid, Ended::Unfit);
                 continue;
             }
             // As it comes nearer it is waited for as long again.
-            let Some(node) = self.books.node(name) else {
+            let Some(node) = self.parts.books.node(name) else {
                 continue;
             };
             let charges = node.charges(cards);
@@ -329,8 +335,10 @@ impl Ledger {
             } else {
                 self.placing.free.swap_remove(&uid);
                 let nearer = ends.are_over() || ends.pods.len() < earmark.waits_for().len();
-                let until = nearer.then_some(now + self.config.keep_for);
-                self.earmarks.reservation_nearer(&uid, ends.pods, until);
+                let until = nearer.then_some(now + self.parts.config.keep_for);
+                self.parts
+                    .earmarks
+                    .reservation_nearer(&uid, ends.pods, until);
             }
         }
     }
@@ -339,32 +347,32 @@ impl Ledger {
     fn compare_places(&mut self, now: Duration) {
         let mut round = take(&mut self.placing.compared);
         if round.is_over() {
-            round = Round::of(self.earmarks.next_reservation().into_iter().collect());
+            round = Round::of(self.parts.earmarks.next_reservation().into_iter().collect());
         }
         let mut budget = Budget::of_round();
         let found = round.go_on(
             &mut budget,
             |uid| {
-                let here = self.earmarks.find(uid, Cause::Reserve)?.node();
-                let others = self.books.nodes().map(|(name, _)| name);
+                let here = self.parts.earmarks.find(uid, Cause::Reserve)?.node();
+                let others = self.parts.books.nodes().map(|(name, _)| name);
                 Some(others.filter(|name| *name != here).cloned().collect())
             },
-            |uid, name, budget| match self.books.pod(uid) {
+            |uid, name, budget| match self.parts.books.pod(uid) {
                 Some(pod) => Offer::of(self.sight(now).place_on_node(pod, name, budget)),
                 None => Offer::Nothing,
             },
         );
         self.placing.compared = round;
         if let Some((uid, Offer::Plan(plan))) = found
-            && let Some(earmark) = self.earmarks.find(&uid, Cause::Reserve)
+            && let Some(earmark) = self.parts.earmarks.find(&uid, Cause::Reserve)
             && *earmark.node() != plan.node
             && plan.overtakes.is_empty()
             && plan.waits_for.len() < earmark.waits_for().len()
         {
-            self.end(&uid, Ended::Better);
+            self.parts.end(&uid, Ended::Better);
             self.pursue(&uid, Cause::Reserve, plan, now);
         }
-        self.count_spent(budget.spent());
+        self.parts.count_spent(budget.spent());
     }
 }
 
@@ -409,7 +417,7 @@ fn cards_of(pod: &PodFacts) -> usize {
     claims.map(|claim| claim.gpus as usize).sum()
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// The other pods for which GPUs are to be reserved together with this one; none if its gang fits. Nothing is reserved for
     /// a part of a gang where a bound leaves too little for the rest.
     fn reserved_with(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Vec<Arc<PodFacts>>> {
@@ -440,15 +448,5 @@ impl Sight<'_> {
         });
         let are_free: Vec<bool> = are_free.collect();
         are_free.len() >= wanted && !are_free.iter().all(|it| *it)
-    }
-
-    /// Is the reservation of another free for this pod, which requests the same, has one too, and whose turn is before?
-    pub(crate) fn may_take_reservation(&self, pod: &PodFacts, other: &PodFacts) -> bool {
-        let both = || {
-            [pod, other]
-                .iter()
-                .all(|pod| self.earmarks.find(&pod.uid, Cause::Reserve).is_some())
-        };
-        both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }
 }

@@ -15,8 +15,8 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::Node;
+use crate::known::Known;
 use crate::reclaim::Borrower;
-use crate::sight::Sight;
 
 /// A card that is short.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Ledger {
     #[must_use]
     pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
         let nodes = self.may_be_short();
-        self.count(nodes.len());
+        self.parts.count(nodes.len());
         let each = nodes.iter().flat_map(|name| self.shortages_on(name, now));
         let mut all: Vec<Shortage> = each.collect();
         all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
@@ -57,11 +57,15 @@ impl Ledger {
     /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
     #[must_use]
     pub fn may_be_short(&self) -> Vec<Arc<str>> {
-        if !self.config.reclaim {
+        if !self.parts.config.reclaim {
             return Vec::new();
         }
-        let short = self.books.short().iter().cloned();
-        let asked = self.books.sleepers(None).filter(|pod| pod.wants_all());
+        let short = self.parts.books.short().iter().cloned();
+        let asked = self
+            .parts
+            .books
+            .sleepers(None)
+            .filter(|pod| pod.wants_all());
         let asked = asked.filter_map(|pod| pod.node.clone());
         let all: BTreeSet<Arc<str>> = short.chain(asked).collect();
         all.into_iter().collect()
@@ -70,7 +74,11 @@ impl Ledger {
     /// The cards of one node that are short now.
     #[must_use]
     pub fn shortages_on(&self, name: &str, now: Duration) -> Vec<Shortage> {
-        let node = self.books.named_node(name).filter(|_| self.config.reclaim);
+        let node = self
+            .parts
+            .books
+            .named_node(name)
+            .filter(|_| self.parts.config.reclaim);
         let fresh = node.filter(|(name, node)| node.lends() && self.sight(now).check(name).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();
@@ -80,7 +88,7 @@ impl Ledger {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// What is free of a card, and who may still grow there to its request, by how much. A pod that sleeps does not.
     pub(crate) fn below_request<'s>(
         &'s self,

@@ -118,7 +118,7 @@ impl Ledger {
         let names = self.node_names();
         let views = names.iter().filter_map(|name| {
             let mut view = self.node_view(name, now)?;
-            let node = self.books.node(name)?;
+            let node = self.parts.books.node(name)?;
             for card in &mut view.cards {
                 card.pods = self.pods_on(node, &card.uuid);
             }
@@ -133,7 +133,12 @@ impl Ledger {
     /// [`Ledger::snapshot`].
     #[must_use]
     pub fn node_names(&self) -> Vec<Arc<str>> {
-        let mut names: Vec<_> = self.books.nodes().map(|(name, _)| name.clone()).collect();
+        let mut names: Vec<_> = self
+            .parts
+            .books
+            .nodes()
+            .map(|(name, _)| name.clone())
+            .collect();
         names.sort_unstable();
         names
     }
@@ -141,14 +146,16 @@ impl Ledger {
     /// Is the node's report stale? None if there is none.
     #[must_use]
     pub fn is_stale(&self, node: &str, now: Duration) -> Option<bool> {
-        self.books.is_stale(self.books.node(node)?.gate(), now)
+        self.parts
+            .books
+            .is_stale(self.parts.books.node(node)?.gate(), now)
     }
 
     /// One node, if it has a GPU report or holders of GPU memory; without the pods on its cards.
     #[must_use]
     pub fn node_view(&self, name: &str, now: Duration) -> Option<NodeView> {
-        let (name, node) = self.books.named_node(name)?;
-        let stale = self.books.is_stale(node.gate(), now);
+        let (name, node) = self.parts.books.named_node(name)?;
+        let stale = self.parts.books.is_stale(node.gate(), now);
         let stale = stale.unwrap_or(true);
         let view = NodeView {
             name: name.clone(),
@@ -168,7 +175,7 @@ impl Ledger {
     /// What pods may hold of a card of this node, and all of its memory, if it is reported.
     #[must_use]
     pub fn card_size(&self, node: &str, uuid: &str) -> Option<(Mib, Mib)> {
-        let node = self.books.node(node)?;
+        let node = self.parts.books.node(node)?;
         let mut cards = node.gpus().iter().zip(&node.view().cards);
         let (gpu, card) = cards.find(|(gpu, _)| gpu.uuid == uuid)?;
         Some((card.capacity, Mib(gpu.total_mib)))
@@ -207,7 +214,7 @@ impl Ledger {
                 let charged = hold.on(uuid);
                 let used = seen.iter().find(|used| *used.uid == **uid);
                 let used = used.map(|used| Mib(used.used_mib));
-                let facts = self.books.pod(uid);
+                let facts = self.parts.books.pod(uid);
                 (charged > Mib::ZERO || used.is_some()).then(|| PodShare {
                     uid: uid.clone(),
                     namespace: facts.map_or_else(|| "".into(), |f| f.namespace.clone()),
@@ -242,7 +249,7 @@ impl Ledger {
                 if hold.is_some_and(|hold| hold.on(&gpu.uuid) > Mib::ZERO) {
                     continue;
                 }
-                if self.books.pod(&used.uid).is_some() {
+                if self.parts.books.pod(&used.uid).is_some() {
                     found.wrong_gpu += 1;
                 } else {
                     found.orphan += 1;
@@ -263,29 +270,29 @@ impl Ledger {
     /// What the ledger knows of a pod.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<Arc<PodFacts>> {
-        self.books.pod(uid).cloned()
+        self.parts.books.pod(uid).cloned()
     }
 
     /// The same, with the ledger's clock before this copy came.
     #[must_use]
     pub fn copy(&self, uid: &str) -> Option<(Arc<PodFacts>, u64)> {
-        self.books.copy(uid)
+        self.parts.books.copy(uid)
     }
 
     /// Every pod that the ledger knows.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
-        self.books.pods()
+        self.parts.books.pods()
     }
 
     /// The pods that are asked to give memory back or to end, and those for which room is kept, by their conditions.
     pub fn marked(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
-        self.books.marked()
+        self.parts.books.marked()
     }
 
     /// How many pods are assumed.
     #[must_use]
     pub fn assumed(&self) -> Assumed {
-        let held = self.books.assumed_pods();
+        let held = self.parts.books.assumed_pods();
         let (binding, waiting): (Vec<_>, Vec<_>) = held.partition(|held| held.is_binding());
         Assumed {
             waiting: waiting.len(),
@@ -296,7 +303,7 @@ impl Ledger {
     /// Reservations that ended because no bind came in time, since the start.
     #[must_use]
     pub fn expirations(&self) -> u64 {
-        self.books.expirations()
+        self.parts.books.expirations()
     }
 }
 
@@ -316,7 +323,7 @@ impl Ledger {
     /// The usable card with the most free memory among the nodes named: node, index, MiB.
     #[must_use]
     pub fn largest_free<'n>(&self, names: &[&'n str]) -> Option<(&'n str, usize, Mib)> {
-        let view = |name: &&'n str| Some((*name, self.books.node(name)?.view()));
+        let view = |name: &&'n str| Some((*name, self.parts.books.node(name)?.view()));
         let cards = names.iter().filter_map(view).flat_map(|(name, view)| {
             let all = view.cards.iter().enumerate();
             let usable = all.filter(|(_, card)| card.usable);

@@ -12,13 +12,12 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, Traits};
 
-use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::late::has_ended;
+use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
+use crate::reason::Reason;
 use crate::scores::Scores;
-use crate::sight::Sight;
 pub(crate) use left::{Host, Left};
 
 /// GPUs of a node that a pod gets, by their index, and what it is charged of each.
@@ -26,7 +25,7 @@ pub(crate) type Charges<'c> = &'c [(usize, Mib)];
 
 /// See the module's documentation.
 pub(crate) struct Trial<'k> {
-    sight: Sight<'k>,
+    known: Known<'k>,
     gone: HashSet<Uid>,
     /// All pods are gone.
     is_empty: bool,
@@ -74,11 +73,11 @@ struct Step {
 /// A time in a what-if.
 pub(crate) type Mark = usize;
 
-impl<'k> Sight<'k> {
+impl<'k> Known<'k> {
     /// Begins a what-if: nodes as they are, and all room that is kept for others taken.
     pub(crate) fn trial(&self) -> Trial<'k> {
         Trial {
-            sight: *self,
+            known: *self,
             gone: HashSet::default(),
             is_empty: false,
             ended: false,
@@ -89,6 +88,17 @@ impl<'k> Sight<'k> {
             spots: HashMap::default(),
             steps: Vec::new(),
         }
+    }
+
+    /// The placement on one node, as filter saw it.
+    pub(crate) fn choose(&self, name: &str, pod: &PodFacts) -> Result<Choice, Reason> {
+        self.trial().choose(pod, name, &mut Budget::all())
+    }
+
+    /// Could the node hold the pod if it were empty?
+    pub(crate) fn could_hold(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
+        self.books.excluded(name, &pod.constraints).is_none()
+            && self.trial().empty().fits(pod, name, Host::Whole, budget) == Some(true)
     }
 }
 
@@ -133,7 +143,7 @@ impl<'k> Trial<'k> {
     /// This is left of the node, and no room is kept there.
     pub(crate) fn with(mut self, on: &str, left: &Left) -> Self {
         self.keeps = false;
-        if let Some((name, node)) = self.sight.books.named_node(on) {
+        if let Some((name, node)) = self.known.books.named_node(on) {
             let spot = Spot::new(node, left.clone(), None);
             self.spots.insert(name.clone(), spot);
         }
@@ -235,7 +245,7 @@ impl<'k> Trial<'k> {
         }
         let found = self.fit_at(spot, pod, None, Host::Beside, budget);
         found.map_err(|reason| match reason {
-            Reason::Fit(_) => self.sight.kept_because(on, pod),
+            Reason::Fit(_) => self.known.kept_because(on, pod),
             other => other,
         })
     }
@@ -263,7 +273,7 @@ impl<'k> Trial<'k> {
         if let Some(spot) = self.spots.swap_remove(on) {
             return Some(spot.left);
         }
-        let node = self.sight.books.node(on)?;
+        let node = self.known.books.node(on)?;
         Some(self.as_supposed(node, &mut Budget::all()))
     }
 
@@ -299,8 +309,8 @@ impl<'k> Trial<'k> {
         {
             return Ok(index);
         }
-        let known = self.sight.books.named_node(on);
-        let (name, node) = known.ok_or(Reason::NoReport)?;
+        let named = self.known.books.named_node(on);
+        let (name, node) = named.ok_or(Reason::NoReport)?;
         let mut left = self.as_supposed(node, budget);
         let is_kept = self.keeps && self.keep(&mut left, name, node, asker, budget)?;
         if let Some((_, most)) = self.most.as_ref().filter(|(only, _)| only == name) {
@@ -332,7 +342,7 @@ impl<'k> Trial<'k> {
     }
 
     fn is_gone(&self, node: &Node, uid: &str) -> bool {
-        self.is_empty || self.gone.contains(uid) || self.ended && has_ended(node, uid)
+        self.is_empty || self.gone.contains(uid) || self.ended && node.has_ended(uid)
     }
 
     /// What is left of it.
@@ -367,7 +377,7 @@ impl<'k> Trial<'k> {
         let part = only.map(|only| left.part(only));
         let view = part.as_ref().unwrap_or(left.view());
         let Some(rules) = &request.rules else {
-            return self.sight.scores.fit_within(view, request, budget);
+            return self.known.scores.fit_within(view, request, budget);
         };
         let group = rules.affinity.as_ref();
         if group.is_some_and(|group| self.is_elsewhere(group, spot)) {
@@ -375,7 +385,7 @@ impl<'k> Trial<'k> {
         }
         budget.charge_view(node);
         let traits = self.traits(spot, group);
-        self.sight.scores.fit_among(view, &traits, request, budget)
+        self.known.scores.fit_among(view, &traits, request, budget)
     }
 
     pub(crate) fn take_at(&mut self, spot: usize, pod: &PodFacts, charges: Charges<'_>) {
@@ -403,7 +413,7 @@ impl<'k> Trial<'k> {
             let rules = step.request.rules.as_ref();
             rules.is_some_and(|rules| rules.affinity.as_deref() == Some(group))
         });
-        let (books, gone) = (self.sight.books, |uid: &str| self.has_left(uid));
+        let (books, gone) = (self.known.books, |uid: &str| self.has_left(uid));
         let is_elsewhere = |name: &Arc<str>| books.is_group_elsewhere(group, name, gone);
         came || self.name(spot).is_some_and(is_elsewhere)
     }

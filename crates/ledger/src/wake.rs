@@ -1,5 +1,11 @@
 //! Who waits and who is queued, and who of them is to be woken or ungated.
 
+mod gangs;
+mod offering;
+mod preemptors;
+mod stalled;
+mod waking;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +17,7 @@ use crate::books::Uid;
 use crate::earmarks::Ended;
 use crate::maps::HashMap;
 use crate::queue::{Queued, Ungate, is_sample};
+pub(crate) use waking::Wakes;
 
 impl Ledger {
     /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Of those that are queued, the
@@ -18,88 +25,94 @@ impl Ledger {
     /// order; and those that have waited since their last wake-up though they would fit.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
         self.expire(now);
-        self.waking(now).wake(limit)
+        self.wakes.wake(&mut self.parts, limit)
     }
 
     /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
     pub fn wake_failed(&mut self, uid: &str) {
-        self.queue.wake_failed(uid);
-        self.change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
+        self.parts.queue.wake_failed(uid);
+        self.parts
+            .change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
     /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
     /// and it is tried again after a pause.
     pub fn ungate_failed(&mut self, uid: &str) {
-        self.queue.ungate_failed(uid);
-        self.change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
+        self.parts.queue.ungate_failed(uid);
+        self.parts
+            .change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
     /// Did the last [`Ledger::wake`] stop because of what it cost?
     #[must_use]
     pub fn wakes_on(&self) -> bool {
-        self.queue.wakes_on()
+        self.wakes.go_on()
     }
 
     /// Number of pods that were refused, or lost their reservation, and still wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.queue.waiting().len()
+        self.parts.queue.waiting().len()
     }
 
     /// What the waiting pods ask for, one entry per pod, and whether the pod waits for others of its gang.
     pub fn waiting_requests(&self) -> impl Iterator<Item = (Arc<Request>, bool)> {
         let mut waits: HashMap<&Group, bool> = HashMap::default();
-        self.queue.waiting().requests().map(move |(uid, request)| {
-            let pod = self.books.pod(uid);
-            let gang = pod.and_then(|pod| self.books.gang(pod));
-            let of_gang = gang.is_some_and(|gang| {
-                let waits = waits.entry(gang);
-                *waits.or_insert_with(|| self.sight(Duration::ZERO).waits_for_others(gang))
-            });
-            (request, of_gang)
-        })
+        self.parts
+            .queue
+            .waiting()
+            .requests()
+            .map(move |(uid, request)| {
+                let pod = self.parts.books.pod(uid);
+                let gang = pod.and_then(|pod| self.parts.books.gang(pod));
+                let of_gang = gang.is_some_and(|gang| {
+                    let waits = waits.entry(gang);
+                    *waits.or_insert_with(|| self.sight(Duration::ZERO).waits_for_others(gang))
+                });
+                (request, of_gang)
+            })
     }
 
     /// When the pod that has existed longest among those that wait was created, in seconds since
     /// 1970.
     #[must_use]
     pub fn oldest_waiting(&self) -> Option<i64> {
-        self.queue.waiting().oldest()
+        self.parts.queue.waiting().oldest()
     }
 
     /// Does this pod wait for room?
     #[must_use]
     pub fn is_waiting(&self, uid: &str) -> bool {
-        self.queue.waiting().contains(uid)
+        self.parts.queue.waiting().contains(uid)
     }
 
     /// Which new pods must be queued, because pods wait for room that a node could have.
     #[must_use]
     pub fn queue_from(&self) -> Vec<QueueFrom> {
-        self.queue.waiting().queue_from()
+        self.parts.queue.waiting().queue_from()
     }
 
     /// The pods that are queued, in the order of their turns.
     pub fn queue_order(&self) -> impl Iterator<Item = &Uid> {
-        self.queue.gated().uids()
+        self.parts.queue.gated().uids()
     }
 
     /// The queue in sum.
     #[must_use]
     pub fn queued(&self) -> Queued {
-        self.queue.gated().queued()
+        self.parts.queue.gated().queued()
     }
 
     /// Is the pod queued?
     #[must_use]
     pub fn is_queued(&self, uid: &str) -> bool {
-        self.queue.gated().has(uid)
+        self.parts.queue.gated().has(uid)
     }
 
     /// How many pods are queued before the pod; none if it is not queued.
     #[must_use]
     pub fn queued_before(&self, uid: &str) -> Option<usize> {
-        self.queue.gated().before(uid)
+        self.parts.queue.gated().before(uid)
     }
 
     /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
@@ -112,32 +125,40 @@ impl Ledger {
     /// Why the pod that [`Ledger::wake`] named is ungated.
     #[must_use]
     pub fn ungated_because(&self, uid: &str) -> Ungate {
-        self.queue.gated().because(uid).unwrap_or(Ungate::Room)
+        self.parts
+            .queue
+            .gated()
+            .because(uid)
+            .unwrap_or(Ungate::Room)
     }
 
     /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
     /// for a fit of a pod of one container.
     #[must_use]
     pub fn spent_on_preemptors(&self) -> u64 {
-        self.queue.gated().spent_on_preemptors()
+        self.wakes.spent_on_preemptors()
     }
 
     /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
     #[must_use]
     pub fn is_sample(&self, candidates: usize) -> bool {
-        is_sample(candidates, self.config.least_nodes, &self.books)
+        is_sample(candidates, self.parts.config.least_nodes, &self.parts.books)
     }
 
     /// The node to nominate the pod to, one of those that [`Ledger::wake`] named, in the write that wakes it:
     /// kube-scheduler showed other nodes when it was refused.
     #[must_use]
     pub fn nomination(&self, uid: &str) -> Option<Arc<str>> {
-        self.queue.nomination(uid, &self.earmarks, &self.books)
+        self.parts
+            .queue
+            .nomination(uid, &self.parts.earmarks, &self.parts.books)
     }
 
     /// Pods that the extender nominated to nodes whose room is promised to them no more: the nomination must end.
     #[must_use]
     pub fn void_nominations(&self) -> Vec<Arc<PodFacts>> {
-        self.queue.void_nominations(&self.earmarks, &self.books)
+        self.parts
+            .queue
+            .void_nominations(&self.parts.earmarks, &self.parts.books)
     }
 }

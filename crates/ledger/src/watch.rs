@@ -14,21 +14,21 @@ impl Ledger {
     /// The policy that applies to a request.
     #[must_use]
     pub fn policy(&self, request: &Request) -> PolicyKind {
-        self.scores.policy(request)
+        self.parts.scores.policy(request)
     }
 
     /// Learns anew what pods ask for: from those known now and from nothing else, so that a
     /// restart loses nothing. Filter does this by itself when their number has changed by a
     /// third; call it now and then, so that a mix that changes at constant numbers is followed.
     pub fn learn(&mut self) {
-        self.scores.learn(&self.books);
+        self.parts.scores.learn(&self.parts.books);
     }
 
     /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
     /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
     /// True if there may be more to score.
     pub fn warm(&mut self, limit: usize) -> bool {
-        self.scores.warm(limit, &self.books)
+        self.parts.scores.warm(limit, &self.parts.books)
     }
 
     /// The ledger's own clock: how many copies of pods, ends of pods and reservations it has noted.
@@ -36,12 +36,12 @@ impl Ledger {
     /// with all else: take the number before the read is sent.
     #[must_use]
     pub fn copies(&self) -> u64 {
-        self.books.copies()
+        self.parts.books.copies()
     }
 
     /// A pod as a watch shows it.
     pub fn apply_pod(&mut self, pod: impl Into<Arc<PodFacts>>) {
-        let change = self.books.apply_pod(pod.into());
+        let change = self.parts.books.apply_pod(pod.into());
         self.follow(change);
     }
 
@@ -49,7 +49,7 @@ impl Ledger {
     /// ([`Ledger::copies`]). It counts if nothing newer came meanwhile: whole, even if the pod was
     /// bound before and is not any more, since the API server can be restored to an older state.
     pub fn read_back(&mut self, pod: PodFacts, asked: u64, now: Duration) {
-        let change = self.books.read_back(pod, asked, now);
+        let change = self.parts.books.read_back(pod, asked, now);
         self.follow(change);
     }
 
@@ -57,12 +57,12 @@ impl Ledger {
     /// have shown them: to be read again.
     #[must_use]
     pub fn unconfirmed(&self, now: Duration) -> Vec<Arc<PodFacts>> {
-        self.books.unconfirmed(now)
+        self.parts.books.unconfirmed(now)
     }
 
     /// A pod is gone. A filter call or a read that is late does not bring it back.
     pub fn delete_pod(&mut self, uid: &str) {
-        let change = self.books.delete_pod(uid);
+        let change = self.parts.books.delete_pod(uid);
         self.follow(change);
     }
 
@@ -70,33 +70,33 @@ impl Ledger {
     /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
     /// Of what we did and read ourselves since nobody can tell before the next list.
     pub fn reset_pods(&mut self, pods: Vec<Arc<PodFacts>>, began: u64) {
-        for uid in self.books.not_among(&pods, began) {
+        for uid in self.parts.books.not_among(&pods, began) {
             self.delete_pod(&uid);
         }
         for pod in pods {
-            let change = self.books.apply_listed(pod, began);
+            let change = self.parts.books.apply_listed(pod, began);
             self.follow(change);
         }
-        let change = self.books.listed();
+        let change = self.parts.books.listed();
         self.follow(change);
     }
 
     /// A PodGroup as a watch shows it.
     pub fn apply_pod_group(&mut self, facts: PodGroupFacts) {
-        let change = self.books.apply_pod_group(facts);
+        let change = self.parts.books.apply_pod_group(facts);
         self.follow(change);
     }
 
     /// A PodGroup is gone.
     pub fn delete_pod_group(&mut self, group: &Group) {
-        let change = self.books.delete_pod_group(group);
+        let change = self.parts.books.delete_pod_group(group);
         self.follow(change);
     }
 
     /// The whole list of PodGroups.
     pub fn reset_pod_groups(&mut self, pod_groups: Vec<PodGroupFacts>) {
         let listed = pod_groups.iter().map(|facts| facts.group.clone()).collect();
-        for group in self.books.pod_groups_beside(&listed) {
+        for group in self.parts.books.pod_groups_beside(&listed) {
             self.delete_pod_group(&group);
         }
         for facts in pod_groups {
@@ -106,21 +106,21 @@ impl Ledger {
 
     /// A node as a watch shows it.
     pub fn apply_node(&mut self, facts: NodeFacts) {
-        let change = self.books.apply_node(facts);
+        let change = self.parts.books.apply_node(facts);
         self.follow(change);
     }
 
     /// A node is gone. Pods bound to it still count should it come back.
     pub fn delete_node(&mut self, name: &str) {
         self.emptying.forget(name);
-        let change = self.books.delete_node(name);
+        let change = self.parts.books.delete_node(name);
         self.follow(change);
     }
 
     /// The whole list of nodes.
     pub fn reset_nodes(&mut self, nodes: Vec<NodeFacts>) {
         let listed: HashSet<&str> = nodes.iter().map(|node| &*node.name).collect();
-        let gone = self.books.nodes_beside(&listed);
+        let gone = self.parts.books.nodes_beside(&listed);
         drop(listed);
         gone.iter().for_each(|name| self.delete_node(name));
         nodes.into_iter().for_each(|node| self.apply_node(node));
@@ -128,9 +128,9 @@ impl Ledger {
 
     /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
-        let known = self.books.node(name).and_then(|node| node.status());
-        let is_news = self.config.reclaim && known != Some(&status);
-        let change = self.books.apply_gpunode(name, status, now);
+        let known = self.parts.books.node(name).and_then(|node| node.status());
+        let is_news = self.parts.config.reclaim && known != Some(&status);
+        let change = self.parts.books.apply_gpunode(name, status, now);
         self.follow(change);
         if is_news {
             self.note_over_limits(name, now);
@@ -139,7 +139,7 @@ impl Ledger {
 
     /// A GpuNode is gone.
     pub fn delete_gpunode(&mut self, name: &str) {
-        let change = self.books.delete_gpunode(name);
+        let change = self.parts.books.delete_gpunode(name);
         self.follow(change);
         self.over.forget(name);
     }
@@ -147,7 +147,7 @@ impl Ledger {
     /// The whole list of GpuNodes.
     pub fn reset_gpunodes(&mut self, gpunodes: Vec<(String, GpuNodeStatus)>, now: Duration) {
         let listed: HashSet<&str> = gpunodes.iter().map(|(name, _)| &**name).collect();
-        let gone = self.books.nodes_beside(&listed);
+        let gone = self.parts.books.nodes_beside(&listed);
         drop(listed);
         gone.iter().for_each(|name| self.delete_gpunode(name));
         for (name, status) in gpunodes {
@@ -159,19 +159,25 @@ impl Ledger {
     /// ledger has all that was written to pods before that, and before the first decision. What an
     /// earlier epoch withheld is given back.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
-        let change = self.books.withhold(pods);
+        let change = self.parts.books.withhold(pods);
         self.follow(change);
     }
 
     /// How many pods nobody could fence.
     #[must_use]
     pub fn unfenced(&self) -> usize {
-        self.books.unfenced()
+        self.parts.books.unfenced()
+    }
+
+    /// Says what time it is, in seconds since 1970, so that pods which terminate can be late. To be called before each
+    /// look.
+    pub fn tell_time(&mut self, unix: i64) {
+        self.parts.unix = Some(unix);
     }
 
     /// The highest epoch that a pod bears.
     #[must_use]
     pub fn highest_epoch(&self) -> u64 {
-        self.books.highest_epoch()
+        self.parts.books.highest_epoch()
     }
 }

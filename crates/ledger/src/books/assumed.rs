@@ -8,7 +8,20 @@ use gpustow_pack::{Placement, Refusal, Request};
 
 use super::hold::Hold;
 use super::{Books, Change, Event, Uid};
-use crate::{Outcome, Reason};
+use crate::reason::Reason;
+
+/// How a bind ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The API server took the Binding.
+    Bound,
+    /// The pod is certainly not bound by it.
+    Failed,
+    /// The same, because the API server would not take a Binding to this node: another one may do.
+    Refused,
+    /// The same, because the pod had changed or was bound already.
+    Conflict,
+}
 
 /// Memory held for a pod that is not bound yet. What it holds is in its node's books.
 #[derive(Clone, Debug)]

@@ -45,6 +45,7 @@ use twins::Reporters;
 
 use crate::maps::HashMap;
 pub(crate) use assumed::AssumedPod;
+pub use assumed::Outcome;
 pub(crate) use pods::{asks, may_come};
 
 /// What is known. See the module's documentation.

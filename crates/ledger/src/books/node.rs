@@ -399,6 +399,19 @@ impl Node {
         by_uuid.collect()
     }
 
+    /// Does the last report show memory of the pod, which is bound to the node no more?
+    pub(crate) fn has_ended(&self, uid: &str) -> bool {
+        let shown = self.gpus().iter().flat_map(|gpu| &gpu.pods);
+        !self.bound().contains_key(uid) && shown.into_iter().any(|it| it.uid == uid)
+    }
+
+    /// What the last report shows of a GPU that pods use which are bound to the node no more.
+    pub(crate) fn ended_in(&self, gpu: &Gpu) -> Mib {
+        let shown = gpu.pods.iter();
+        let ended = shown.filter(|shown| !self.bound().contains_key(shown.uid.as_str()));
+        ended.map(|used| Mib(used.used_mib)).sum()
+    }
+
     /// The UUID of the card at `index` of the view.
     pub(crate) fn uuid(&self, index: usize) -> &str {
         let report = self.report.as_ref();

@@ -25,14 +25,12 @@ mod tried;
 
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, Regards};
+use gpustow_api::PodFacts;
 
 use crate::books::{Books, Event, Uid};
-use crate::earmarks::{Cause, doubled};
+use crate::earmarks::doubled;
 use crate::maps::HashMap;
-use crate::preempt::asked_in_sum;
 use crate::scores::{Scores, Slot};
-use crate::sight::Sight;
 pub(crate) use tried::Tried;
 
 /// For so long at most a call counts; for half of it at least.
@@ -268,6 +266,22 @@ impl Shown {
         offered.is_some_and(|offered| offered.latest.is_some())
     }
 
+    /// What kube-scheduler said of a node for the pod; pods came to it or left it last at that time on the ledger's clock.
+    pub(crate) fn evidence(
+        &self,
+        uid: &str,
+        slot: Slot,
+        traffic: u64,
+        now: Duration,
+    ) -> Option<Evidence> {
+        Some(self.offered.get(uid)?.of(slot, traffic, now))
+    }
+
+    /// The nodes that passed kube-scheduler's own filters for the pod, if it has named all of them lately.
+    pub(crate) fn passed(&self, uid: &str, now: Duration) -> Option<NodeSet> {
+        self.offered.get(uid)?.passed(now)
+    }
+
     /// The slot will be another node's.
     fn forget_slot(&mut self, slot: Slot) {
         for offered in self.offered.values_mut() {
@@ -322,90 +336,6 @@ impl Shown {
         offered.woken_at = now;
         offered.wakes += 1;
         true
-    }
-}
-
-impl Sight<'_> {
-    /// What kube-scheduler said of this node for the pod.
-    pub(crate) fn evidence(&self, pod: &PodFacts, node: &str) -> Evidence {
-        if self.is_short_in_sum(pod, node) {
-            return Evidence::Short;
-        }
-        let offered = self.shown.offered.get(&pod.uid);
-        let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
-        let Some((offered, slot)) = slot else {
-            return Evidence::Unknown;
-        };
-        match offered.of(slot, self.books.last_traffic(node, pod), self.now) {
-            Evidence::Offered if self.awaits_others(pod, node) => Evidence::Awaited,
-            evidence => evidence,
-        }
-    }
-
-    /// Is a pod about to come that kube-scheduler has not counted, and that decides whether the node is for this one? It
-    /// counts those that it nominated.
-    pub(crate) fn awaits_others(&self, pod: &PodFacts, node: &str) -> bool {
-        let regards = pod.constraints.regards;
-        let counts = |other: &PodFacts, cause: Cause| {
-            other.uid != pod.uid
-                && !matches!(cause, Cause::Nominated | Cause::Reserve)
-                && self.books.assumed(&other.uid).is_none()
-                && !self.is_of_gang(pod, other)
-        };
-        let here = self.earmarks.holders(node);
-        let here = here.filter(|holder| !self.earmarks.is_replaced_by(holder, pod));
-        let here = here.filter_map(|holder| {
-            let earmark = self.earmarks.earmark_of(holder)?;
-            Some((self.earmarks.pod_of(holder, self.books)?, earmark.cause()))
-        });
-        let mut here = here.filter(|(other, cause)| counts(other, *cause));
-        let mut all = self.earmarks.iter().filter_map(|(uid, earmark)| {
-            let other = self.books.pod(uid)?;
-            Some((other, earmark.cause()))
-        });
-        here.any(|(it, _)| it.repels.max(regards) > Regards::NoPod)
-            || regards == Regards::AllPods
-                && all.any(|(it, cause)| it.namespace == pod.namespace && counts(it, cause))
-    }
-
-    /// Must kube-scheduler be asked again before another pod is disrupted for this one on a node that it has offered? What it
-    /// leaves open then.
-    pub(crate) fn outdated(&self, pod: &PodFacts, node: &str) -> Option<Evidence> {
-        let evidence = self.evidence(pod, node);
-        let is_old = match evidence {
-            Evidence::Outdated | Evidence::Awaited => true,
-            Evidence::Unknown | Evidence::Short => pod.constraints.regards > Regards::NoPod,
-            Evidence::Offered | Evidence::Rejected => false,
-        };
-        is_old.then_some(evidence)
-    }
-
-    /// The nodes that passed kube-scheduler's own filters for the pod, if it has named all of them lately.
-    pub(crate) fn passed(&self, pod: &PodFacts) -> Option<NodeSet> {
-        let offered = self.shown.offered.get(&pod.uid)?;
-        offered.passed(self.now)
-    }
-
-    /// Does the node's sum not suffice for the pod?
-    fn is_short_in_sum(&self, pod: &PodFacts, node: &str) -> bool {
-        let known = self.books.node(node).zip(pod.asks.request());
-        known.is_some_and(|(node, request)| {
-            node.left_in_sum(node.view(), |_| true).0 < asked_in_sum(request)
-        })
-    }
-
-    /// Did kube-scheduler offer this node for the pod lately, or can it not, so that others may be disrupted for it
-    /// there? Not where something after this extender refused the pod, nor where other pods decide and none of its calls
-    /// tells.
-    pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str) -> bool {
-        let tried = self.shown.tried(&pod.uid);
-        let refused = tried.is_some_and(|tried| tried.has(node));
-        let offered = match self.evidence(pod, node) {
-            Evidence::Offered => true,
-            Evidence::Short => pod.constraints.regards == Regards::NoPod,
-            _ => false,
-        };
-        offered && !refused
     }
 }
 

@@ -6,12 +6,12 @@ use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::Site;
-use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::preempt::asked_in_sum;
-use crate::sight::Sight;
+use crate::reason::Reason;
 
 /// The question under way.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Asking {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
     /// a pod leaves or may be preempted for it.
     pub(crate) fn waits_for_fragmented(&self, pod: &Arc<PodFacts>) -> bool {

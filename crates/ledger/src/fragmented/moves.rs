@@ -17,7 +17,7 @@ use super::planning::{Planning, Unit, sets_of_cards};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cards;
-use crate::sight::Sight;
+use crate::known::Known;
 use crate::trial::{Host, Trial};
 
 /// Sets of pods that are thought of for one set of cards, the least first.
@@ -70,7 +70,7 @@ impl Moves {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// The least that would have to leave these cards of a node, not more than `most`, and where it would go. None if the
     /// budget is spent: the unit of the planning says where the next look goes on.
     pub(super) fn moves_on(
@@ -182,7 +182,7 @@ impl Sight<'_> {
 
 /// Looks for places for pods that leave a node, all at the same time.
 struct Places<'k> {
-    sight: &'k Sight<'k>,
+    sight: &'k Known<'k>,
     from: &'k str,
     /// They go to fuller nodes, for theirs is to be empty.
     empties: bool,
@@ -195,7 +195,7 @@ type Place<'k> = (Cost, &'k Arc<str>, Vec<(usize, Mib)>);
 
 impl<'k> Places<'k> {
     fn find_all(
-        sight: &'k Sight<'k>,
+        sight: &'k Known<'k>,
         from: &'k str,
         empties: bool,
         trial: Trial<'k>,

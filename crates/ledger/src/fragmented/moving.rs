@@ -13,9 +13,11 @@ use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cause;
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
-use crate::queue::Turn;
+use crate::parts::Parts;
 use crate::sight::Sight;
+use crate::turn::Turn;
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
@@ -79,8 +81,8 @@ pub(super) enum Step {
 
 impl Tries {
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn.
-    pub(super) fn due(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Option<Arc<PodFacts>> {
-        let now = sight.now;
+    pub(super) fn due(&mut self, parts: &Parts) -> Option<Arc<PodFacts>> {
+        let (sight, now) = (&parts.sight(), parts.now);
         let may = |uid: &str| {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_be_moved_for(pod)) && sight.asleep(uid).is_some()
@@ -114,13 +116,13 @@ impl Tries {
                 Asked::No => {}
             }
         }
-        *spent += budget.spent();
+        parts.count_spent(budget.spent());
         let (planning, ..) = self.planning.as_ref()?;
         sight.books.pod(&planning.uid).cloned()
     }
 
     /// The search for the least moves for this pod, if it goes on.
-    pub(super) fn take(&mut self, uid: &str, sight: &Sight<'_>) -> Option<Plans> {
+    pub(super) fn take(&mut self, uid: &str, sight: &Known<'_>) -> Option<Plans> {
         let is_it = |planning: &Planning| *planning.uid == *uid;
         let (planning, plans, _) = self.planning.take_if(|(it, ..)| is_it(it))?;
         let may = |pod: &&Arc<PodFacts>| sight.may_be_moved_for(pod);
@@ -138,9 +140,9 @@ impl Tries {
         search: Plans,
         broken: Broken<'_>,
         most: usize,
-        sight: &Sight<'_>,
-        spent: &mut u64,
+        parts: &Parts,
     ) -> Step {
+        let (sight, now) = (&parts.sight(), parts.now);
         let Plans {
             pod,
             mut planning,
@@ -152,9 +154,9 @@ impl Tries {
         while plans < PLANS {
             let before = budget.spent();
             let is_over = sight.plan_on(&pod, &mut planning, &mut budget);
-            *spent += budget.spent() - before;
+            parts.count_spent(budget.spent() - before);
             if !is_over {
-                self.planning = Some((planning, plans, sight.now));
+                self.planning = Some((planning, plans, now));
                 return Step::NotNow;
             }
             let Some(plan) = planning.best.take() else {
@@ -185,7 +187,7 @@ impl Tries {
             false => REST,
         };
         if let Some(wait) = self.waits.get_mut(&pod.uid) {
-            wait.next = sight.now + rest;
+            wait.next = now + rest;
             if goes_on {
                 wait.spared = planning.spared;
             }
@@ -222,7 +224,9 @@ impl Sight<'_> {
         }
         None
     }
+}
 
+impl Known<'_> {
     /// May others move for this pod at all?
     fn may_be_moved_for(&self, pod: &PodFacts) -> bool {
         (pod.waiting || pod.queued) && self.may_evict_for(Cause::Defragment, pod)

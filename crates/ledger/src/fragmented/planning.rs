@@ -13,8 +13,8 @@ use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cards;
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::maps::HashSet;
-use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
 /// Sets of cards of one node among which a pod of several gets its own; of more, the policy's choice alone.
@@ -109,7 +109,7 @@ impl Planning {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// What would give room to a pod that waits for pieces; none if nothing would.
     pub(crate) fn moves_within(&self, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Moves> {
         if !self.waits_for_fragmented(pod) {

@@ -11,13 +11,15 @@ use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::{Broken, KINDS, Plan, Site, importance};
-use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::evidence::Evidence;
+use crate::known::Known;
 use crate::maps::HashMap;
-use crate::queue::Turn;
+use crate::parts::Parts;
+use crate::reason::Reason;
 use crate::sight::Sight;
+use crate::turn::Turn;
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
 const CHANCE: Duration = Duration::from_secs(1);
@@ -140,8 +142,8 @@ pub(super) struct Chosen {
 
 impl Seen {
     /// Goes on with the first rounds.
-    pub(super) fn search(&mut self, sight: &Sight<'_>, spent: &mut u64) -> Looked {
-        let now = sight.now;
+    pub(super) fn search(&mut self, parts: &Parts) -> Looked {
+        let (sight, now) = (&parts.sight(), parts.now);
         let may = |uid: &Uid| {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_preempt(pod))
@@ -183,22 +185,21 @@ impl Seen {
                 }
             }
         }
-        *spent += budget.spent();
+        parts.count_spent(budget.spent());
         let due = self.second.keys().filter_map(|uid| sight.asleep(uid));
         looked.due = due.collect();
         looked.due.sort_by_cached_key(|pod| Turn::of(pod));
         looked
     }
 
-    /// Goes on with the second round for a pod, and adds up what that costs.
+    /// Goes on with the second round for a pod.
     pub(super) fn choose(
         &mut self,
         uid: &str,
         broken: Broken<'_>,
-        sight: &Sight<'_>,
-        spent: &mut u64,
+        parts: &Parts,
     ) -> Option<Chosen> {
-        let now = sight.now;
+        let (sight, now) = (&parts.sight(), parts.now);
         let pod = sight.books.pod(uid)?.clone();
         let (uid, (mut search, _)) = self.second.swap_remove_entry(uid)?;
         if !sight.may_preempt(&pod) {
@@ -209,7 +210,7 @@ impl Seen {
         let mut budget = left.unwrap_or_else(Budget::of_look);
         let before = budget.spent();
         let end = sight.go_on(&mut search, broken, &mut budget);
-        *spent += budget.spent() - before;
+        parts.count_spent(budget.spent() - before);
         self.budget = Some((now, budget));
         match end {
             End::Fits | End::Served => None,
@@ -267,7 +268,9 @@ impl Sight<'_> {
         }
         None
     }
+}
 
+impl Known<'_> {
     /// Looks at nodes until all are seen or the budget is spent.
     fn go_on(&self, search: &mut Search, broken: Broken<'_>, budget: &mut Budget) -> End {
         let Some(pod) = self.books.pod(&search.uid) else {

@@ -13,11 +13,11 @@ use gpustow_pack::{Choice, Cost, Mib, Request};
 
 use super::MOST_PODS;
 use super::search::{FITS, Search, State};
-use crate::Budget;
 use crate::books::Uid;
+use crate::budget::Budget;
 use crate::evidence::{Evidence, NodeSet};
+use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
-use crate::sight::Sight;
 use crate::trial::{Host, Trial};
 
 /// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
@@ -130,7 +130,7 @@ impl Kind<'_> {
 
 /// The kinds of a gang's pods, as they are found.
 struct Kinds<'s, 'p> {
-    sight: &'s Sight<'s>,
+    sight: &'s Known<'s>,
     trial: Trial<'s>,
     /// A pod may go to any node.
     roams: bool,
@@ -144,7 +144,7 @@ struct Kinds<'s, 'p> {
 }
 
 impl<'s, 'p> Kinds<'s, 'p> {
-    fn new(sight: &'s Sight<'s>, trial: Trial<'s>, roams: bool, most: usize) -> Self {
+    fn new(sight: &'s Known<'s>, trial: Trial<'s>, roams: bool, most: usize) -> Self {
         Self {
             sight,
             trial,
@@ -225,7 +225,7 @@ impl<'s, 'p> Kinds<'s, 'p> {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Seats for at least `wanted` of the members, for more of them if that is easy to find. The first is the one that
     /// kube-scheduler asks about.
     pub(crate) fn seats(

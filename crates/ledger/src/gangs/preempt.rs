@@ -10,8 +10,8 @@ use crate::budget::Budget;
 use crate::earmarks::{Earmark, Ended};
 use crate::evidence::Evidence;
 use crate::fragmented::importance;
+use crate::known::Known;
 use crate::maps::HashSet;
-use crate::sight::Sight;
 use crate::trial::Host;
 
 /// What was chosen for a gang.
@@ -24,7 +24,7 @@ struct Chosen<'a> {
     gone: HashSet<Uid>,
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Who of the gang is where, if others may finish for it: it waits as a whole, and nothing is done for it yet.
     pub(super) fn waiting_gang(&self, gang: &Group, budget: &mut Budget) -> Option<Roll> {
         budget.charge(1 + self.books.members(gang).count());

@@ -7,10 +7,10 @@ use gpustow_api::{Group, GroupPolicy, PodFacts};
 
 use super::plan::{Member, Seats};
 use super::{Extent, MOST_PODS, Shortfall};
-use crate::Budget;
 use crate::books::{Uid, may_come};
-use crate::queue::Turn;
-use crate::sight::Sight;
+use crate::budget::Budget;
+use crate::known::Known;
+use crate::turn::Turn;
 
 /// Who of a gang is where.
 pub(super) struct Roll {
@@ -55,12 +55,7 @@ impl Roll {
     }
 }
 
-impl Sight<'_> {
-    /// Are both of one gang whose pods are placed together?
-    pub(crate) fn is_of_gang(&self, pod: &PodFacts, other: &PodFacts) -> bool {
-        pod.group == other.group && self.books.gang(pod).is_some_and(Group::is_in_tree)
-    }
-
+impl Known<'_> {
     /// Who of the gang is where, if it is known how many must be placed. Of the pods without a place `asking` counts, and
     /// those about which this cycle has not been asked yet.
     pub(super) fn roll(

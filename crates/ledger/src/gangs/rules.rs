@@ -5,9 +5,9 @@ use gpustow_pack::Rules;
 
 use super::Seat;
 use crate::books::Node;
-use crate::sight::Sight;
+use crate::known::Known;
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Do the rules of the pod allow its seat? For the pods of its gang the plan has seen to that.
     pub(super) fn allow(&self, rules: &Rules, seat: &Seat, pod: &PodFacts, node: &Node) -> bool {
         let group = rules.affinity.as_ref();

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 use gpustow_pack::{Choice, Mib, NodeGpus};
 
 use super::plan::Kind;
-use crate::Budget;
+use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::trial::{Host, Left, Mark, Trial};
 

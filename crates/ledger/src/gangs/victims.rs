@@ -16,8 +16,8 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::evidence::Evidence;
 use crate::fragmented::{Broken, Rank, importance};
+use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
-use crate::sight::Sight;
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
 const NODES: usize = 16;
@@ -91,7 +91,7 @@ impl Hunt {
         self.tried.fits >= most_fits(roll.open.len())
     }
 
-    pub(super) fn of(gang: &Group, sight: &Sight<'_>) -> Self {
+    pub(super) fn of(gang: &Group, sight: &Known<'_>) -> Self {
         Self {
             gang: gang.clone(),
             left: sight.books.nodes().len(),
@@ -107,7 +107,7 @@ type Unit = Vec<Arc<PodFacts>>;
 
 /// A search for victims among the units of the nodes that were chosen.
 struct Search<'s, 'p> {
-    sight: &'s Sight<'s>,
+    sight: &'s Known<'s>,
     members: Vec<Member<'p>>,
     wanted: usize,
     units: Vec<Unit>,
@@ -120,7 +120,7 @@ struct Search<'s, 'p> {
     is_cut: bool,
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Goes on to search who is to finish for the gang.
     pub(super) fn victims_for(
         &self,

@@ -6,9 +6,9 @@ use gpustow_api::{Group, GroupPolicy, PodFacts};
 
 use super::plan::Member;
 use super::{Extent, MOST_PODS, Shortfall};
-use crate::Budget;
 use crate::books::may_come;
-use crate::sight::Sight;
+use crate::budget::Budget;
+use crate::known::Known;
 
 /// The pods of a gang.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ impl GangView {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// The gang of a pod that has no node, if it is in one that a PodGroup describes or should.
     pub(crate) fn gang_view(&self, pod: &PodFacts) -> Option<GangView> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;

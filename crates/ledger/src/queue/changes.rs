@@ -8,33 +8,33 @@ use crate::maps::HashMap;
 
 /// The last change of each node.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     count: u64,
     of: HashMap<Arc<str>, u64>,
     order: BTreeMap<u64, Arc<str>>,
 }
 
 impl Changes {
-    pub(super) fn note(&mut self, node: &Arc<str>) {
+    pub(crate) fn note(&mut self, node: &Arc<str>) {
         self.forget(node);
         self.count += 1;
         self.of.insert(node.clone(), self.count);
         self.order.insert(self.count, node.clone());
     }
 
-    pub(super) fn forget(&mut self, node: &str) {
+    pub(crate) fn forget(&mut self, node: &str) {
         if let Some(at) = self.of.swap_remove(node) {
             self.order.remove(&at);
         }
     }
 
     /// The number of the last change.
-    pub(super) fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.count
     }
 
     /// Nodes that have changed since that change, each with its last one.
-    pub(super) fn since(&self, seen: u64) -> impl Iterator<Item = (u64, &Arc<str>)> {
+    pub(crate) fn since(&self, seen: u64) -> impl Iterator<Item = (u64, &Arc<str>)> {
         let later = self.order.range((Excluded(seen), Unbounded));
         later.map(|(number, node)| (*number, node))
     }

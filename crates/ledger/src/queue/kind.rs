@@ -11,17 +11,17 @@ use gpustow_api::QueueFrom;
 use gpustow_api::intree::Constraints;
 use gpustow_pack::{Mib, Request};
 
-use super::turn::Turn;
 use crate::books::Uid;
+use crate::turn::Turn;
 
 /// A kind of pods; never used twice.
-pub(super) type KindId = u64;
+pub(crate) type KindId = u64;
 /// What makes pods one kind.
-pub(super) type Key = (Arc<Request>, Arc<Constraints>);
+pub(crate) type Key = (Arc<Request>, Arc<Constraints>);
 
 /// Pods with equal requests and constraints.
 #[derive(Debug)]
-pub(super) struct Kind {
+pub(crate) struct Kind {
     pub(super) key: Key,
     pub(super) order: BTreeSet<Turn>,
     /// Every node was looked at for it; until then only those that gain room are.
@@ -33,7 +33,7 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    pub(super) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: Key) -> Self {
         Self {
             key,
             order: BTreeSet::new(),
@@ -44,7 +44,7 @@ impl Kind {
     }
 
     /// What its pods want on one card at least.
-    pub(super) fn least(&self) -> Mib {
+    pub(crate) fn least(&self) -> Mib {
         self.key
             .0
             .hardest()
@@ -53,12 +53,12 @@ impl Kind {
     }
 
     /// Do its pods wait for room that a node could have?
-    pub(super) fn wants_room(&self) -> bool {
+    pub(crate) fn wants_room(&self) -> bool {
         !self.hopeless && (self.short || self.looked > Duration::ZERO)
     }
 
     /// Which new pods would take what its pods wait for.
-    pub(super) fn queue_from(&self) -> Option<QueueFrom> {
+    pub(crate) fn queue_from(&self) -> Option<QueueFrom> {
         let claims = &self.key.0.claims;
         Some(QueueFrom {
             priority: self.firsts(0).map(Turn::priority).max()?,
@@ -67,8 +67,13 @@ impl Kind {
         })
     }
 
+    /// Where its pods stand, in order.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = &Turn> {
+        self.order.iter()
+    }
+
     /// The pod that stands after `turn`.
-    pub(super) fn after(&self, turn: &Turn) -> Option<&Turn> {
+    pub(crate) fn after(&self, turn: &Turn) -> Option<&Turn> {
         self.order.range((Excluded(turn), Unbounded)).next()
     }
 
@@ -82,13 +87,13 @@ impl Kind {
     }
 
     /// A pod of the highest priority.
-    pub(super) fn highest(&self) -> Option<&Uid> {
+    pub(crate) fn highest(&self) -> Option<&Uid> {
         let highest = self.firsts(0).min_by_key(|turn| Reverse(turn.priority()));
         highest.map(Turn::uid)
     }
 
     /// The next pod behind `turn` whose priority is higher.
-    pub(super) fn higher(&self, turn: &Turn) -> Option<&Turn> {
+    pub(crate) fn higher(&self, turn: &Turn) -> Option<&Turn> {
         let mut behind = self.firsts(turn.useless().checked_add(1)?);
         behind.find(|behind| behind.priority() > turn.priority())
     }

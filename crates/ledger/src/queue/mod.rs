@@ -1,16 +1,13 @@
 //! Who waits, and for which room.
 //!
-//! It follows what changes in the books, and what is earmarked no more. It does not know what is free or what a node costs: waking
-//! (`wake`) asks books and scores.
+//! It follows what changes in the books, and what is earmarked no more. It does not know what is free, what fits or what a
+//! node costs: [`crate::wake`] does.
 
 mod changes;
-mod gangs;
 mod gated;
 mod kind;
 mod offers;
-mod turn;
 mod waiting;
-mod wake;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,16 +15,18 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
+use crate::config::Config;
 use crate::earmarks::{Earmark, Earmarks, Ended};
 use crate::maps::HashSet;
-use changes::Changes;
-use gated::{Gated, is_queued};
+use crate::offered::Offered;
+use crate::turn::Turn;
+pub(crate) use changes::Changes;
+pub(crate) use gated::{Gated, is_queued};
 pub use gated::{Queued, Ungate};
-pub(crate) use turn::Turn;
-use waiting::{Call, Waiting};
-use wake::Wakes;
+pub(crate) use kind::{Kind, KindId};
+use waiting::Call;
+pub(crate) use waiting::{FLUSH, Waiting};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -36,18 +35,16 @@ pub(crate) struct Queue {
     /// Nodes that gained room, or where less is kept.
     gains: Changes,
     gated: Gated,
-    wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
     /// Pods that are to ask again when they are old enough, in seconds since 1970.
     later: BTreeSet<(i64, Uid)>,
-    gangs: gangs::Gangs,
     /// Pods that have autoscalers add nodes.
     placeholders: HashSet<Uid>,
 }
 
 impl Queue {
-    /// Nobody waits; is there to be a line?
+    /// No pod waits. Is there to be a queue?
     pub(crate) fn new(gated: bool) -> Self {
         Self {
             gated: Gated::new(gated),
@@ -81,7 +78,6 @@ impl Queue {
 
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, earmarks: &mut Earmarks, books: &Books) {
-        self.gated.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
                 earmarks.follow(uid, old.as_deref(), new.as_deref());
@@ -145,12 +141,12 @@ impl Queue {
                 // kube-scheduler's own filters refused it, or it would have asked about the room.
                 if earmarks.end_ungated(uid, Ended::Unfit, books) {
                     self.gain(earmarks);
-                    self.waiting.in_vain(uid);
+                    self.waiting.is_useless(uid);
                 }
                 self.wait(pod, books);
             }
             // Whoever was let out without room is asked about before long.
-            Some(_) if was_queued && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
+            Some(_) if was_queued && !self.waiting.has_offer(uid) => self.waiting.remove(uid),
             // It may ask for something else now.
             Some(pod) if self.waiting.contains(uid) => self.wait(pod, books),
             Some(_) => {}
@@ -291,14 +287,14 @@ impl Queue {
         is_free.then(|| node.clone())
     }
 
-    /// Pods that the extender nominated to nodes whose room is promised to them no more.
+    /// Pods that the extender nominated to nodes where room is offered to them no more.
     pub(crate) fn void_nominations(
         &self,
         earmarks: &Earmarks,
         books: &Books,
     ) -> Vec<Arc<PodFacts>> {
         let own = earmarks.own_nominations(books);
-        let void = own.filter(|pod| !self.waiting.is_promised(&pod.uid) && !pod.deleting);
+        let void = own.filter(|pod| !self.waiting.has_offer(&pod.uid) && !pod.deleting);
         void.cloned().collect()
     }
 
@@ -317,9 +313,58 @@ impl Queue {
         &self.gated
     }
 
-    /// Did the last wake stop because of what it cost?
-    pub(crate) fn wakes_on(&self) -> bool {
-        self.wakes.unfinished
+    /// What time does. True if more pods have joined than one call notes.
+    pub(crate) fn tick(&mut self, now: Duration, interval: Duration) -> bool {
+        self.waiting.tick(now, interval, &mut self.gated)
+    }
+
+    /// Every node was looked at for this kind, or one that has room was found. If none could hold one of them that are queued
+    /// though it were empty, these are ungated.
+    pub(crate) fn looked(&mut self, kind: KindId, until: Duration, could: bool) {
+        self.waiting.looked(kind, until, could);
+        if let Some(kind) = self.waiting.kind(kind).filter(|_| !could) {
+            let turns = kind.turns();
+            turns.for_each(|turn| self.gated.let_go(turn.uid(), Ungate::NoNode));
+        }
+    }
+
+    /// Looks at every node once more for a pod of this kind. False if there is none.
+    pub(crate) fn look_on(&mut self, kind: KindId, now: Duration) -> bool {
+        self.waiting.look_on(kind, &self.gated, now)
+    }
+
+    /// The next pod that is to ask again at once.
+    pub(crate) fn next_unfinished(&mut self) -> Option<Uid> {
+        self.unfinished.pop()
+    }
+
+    /// The pods that room is offered to.
+    pub(crate) fn offered(&self) -> &Offered {
+        self.waiting.offered()
+    }
+
+    /// A waiting pod that may be bound at all, by a scheduler that asks us.
+    pub(crate) fn asleep<'b>(&self, uid: &str, books: &'b Books) -> Option<&'b Arc<PodFacts>> {
+        let pod = books.pod(uid)?;
+        let free = !pod.queued || self.gated.is_on() && !self.gated.is_leaving(uid);
+        let able = pod.may_be_placed() && free;
+        (able && self.waiting.is_asker(&pod.scheduler)).then_some(pod)
+    }
+
+    /// Is the pod to be given only what no queued pod before it would take? That does not hold where
+    /// [`goes_first`](crate::known::Known::goes_first) says so.
+    pub(crate) fn is_behind_queued(&self, pod: &PodFacts) -> bool {
+        self.gated.is_on() && self.gated.is_ahead_of(pod)
+    }
+
+    /// The same as [`Queue::waiting`], to be changed.
+    pub(crate) fn waiting_mut(&mut self) -> &mut Waiting {
+        &mut self.waiting
+    }
+
+    /// The same as [`Queue::gated`], to be changed.
+    pub(crate) fn gated_mut(&mut self) -> &mut Gated {
+        &mut self.gated
     }
 }
 

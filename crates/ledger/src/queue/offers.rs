@@ -15,27 +15,26 @@ const CREDIT_EVERY: Duration = Duration::from_millis(100);
 /// What a wake-up that leads to a reservation gives back.
 const SUCCESS: u32 = 2;
 
-/// Nodes that gained room, first come, first served, and the promises that were made of it.
+/// Nodes that gained room, first come, first served, and what came of the offers of it.
 #[derive(Debug, Default)]
-pub(super) struct Offers {
+pub(crate) struct Offers {
     gained: VecDeque<Arc<str>>,
     queued: HashSet<Arc<str>>,
     rounds: HashMap<Arc<str>, Round>,
-    /// When promises end, in order.
+    /// When offers end, in order.
     ends: BTreeSet<(Duration, Uid)>,
     credit: Credit,
 }
 
-/// The promises of one node's room that nobody has answered yet.
+/// The offers of one node's room.
 #[derive(Debug, Default)]
 struct Round {
-    to: Vec<Uid>,
     ends: Vec<End>,
-    /// How many rounds in a row nobody took it: it is offered to twice as many in the next.
-    in_vain: u32,
+    /// How many rounds in a row no pod took it: it is offered to twice as many in the next.
+    useless: u32,
 }
 
-/// How a promise ends.
+/// How an offer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The pod has it.
@@ -45,7 +44,7 @@ pub(super) enum End {
     /// It was not even woken, is gone, or has room elsewhere.
     Open,
     /// It did not ask for this node.
-    InVain,
+    Useless,
 }
 
 /// Bounds wake-ups in vain; those that lead to a reservation pay for themselves.
@@ -84,7 +83,7 @@ impl Offers {
     }
 
     /// The node that gained room first.
-    pub(super) fn next(&mut self) -> Option<Arc<str>> {
+    pub(crate) fn next(&mut self) -> Option<Arc<str>> {
         let node = self.gained.pop_front()?;
         self.queued.swap_remove(&node);
         Some(node)
@@ -95,67 +94,53 @@ impl Offers {
         self.queued.contains(node)
     }
 
-    /// Is there a promise anywhere?
-    pub(super) fn has_promised(&self) -> bool {
-        !self.rounds.is_empty()
-    }
-
-    /// The pods that the node's room is promised to.
-    pub(super) fn to(&self, node: &str) -> &[Uid] {
-        self.rounds.get(node).map_or(&[], |round| &round.to)
-    }
-
     /// How many pods beyond those that fit together are to be offered the node's room.
-    pub(super) fn extra(&self, node: &str) -> u32 {
-        let in_vain = self.rounds.get(node).map_or(0, |round| round.in_vain);
-        (1 << in_vain.min(WIDEST.ilog2())) - 1
+    pub(crate) fn extra(&self, node: &str) -> u32 {
+        let useless = self.rounds.get(node).map_or(0, |round| round.useless);
+        (1 << useless.min(WIDEST.ilog2())) - 1
     }
 
-    /// Promises a pod room on a node.
-    pub(super) fn promise(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
+    /// Room on a node is offered to a pod.
+    pub(super) fn begin(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
         self.credit.left = self.credit.left.saturating_sub(1);
-        self.ends.insert((until, uid.clone()));
-        let round = self.rounds.entry(node.clone()).or_default();
-        round.to.push(uid.clone());
+        self.lasts(uid, until);
+        self.rounds.entry(node.clone()).or_default();
     }
 
-    /// What was promised to the pod lasts until then.
+    /// What is offered to the pod lasts until then.
     pub(super) fn lasts(&mut self, uid: &str, until: Duration) {
         self.ends.insert((until, uid.into()));
     }
 
-    /// A promise ends. With the last of a round, what is left is offered anew.
-    pub(super) fn settle(&mut self, uid: &str, node: &str, end: End) {
+    /// An offer ends. With the last of a round, what is left is offered again.
+    pub(super) fn settle(&mut self, node: &str, end: End, is_last: bool) {
         let Some(round) = self.rounds.get_mut(node) else {
             return;
         };
-        round.to.retain(|other| **other != *uid);
         round.ends.push(end);
-        if !round.to.is_empty() {
+        if !is_last {
             return;
         }
         let ends = std::mem::take(&mut round.ends);
-        let in_vain = ends.contains(&End::InVain);
-        round.in_vain = match in_vain && !ends.contains(&End::Taken) {
-            true => round.in_vain + 1,
+        let useless = ends.contains(&End::Useless);
+        round.useless = match useless && !ends.contains(&End::Taken) {
+            true => round.useless + 1,
             false => 0,
         };
-        // Which cards those it was promised to would take was a guess: there may be more.
-        if in_vain || ends.contains(&End::Open) || ends.contains(&End::Taken) {
+        // Which cards those would take that it was offered to was a guess: there may be more.
+        if useless || ends.contains(&End::Open) || ends.contains(&End::Taken) {
             self.gain(node);
         } else {
             self.rounds.swap_remove(node);
         }
     }
 
-    /// The node's room was offered to all that it is for.
+    /// The node's room was offered to all that it is for, and is offered to none of them now.
     pub(super) fn done(&mut self, node: &str) {
-        if self.to(node).is_empty() {
-            self.rounds.swap_remove(node);
-        }
+        self.rounds.swap_remove(node);
     }
 
-    /// A pod whose promise may have ended by now.
+    /// A pod whose offer may have ended by now.
     pub(super) fn ended(&mut self, now: Duration) -> Option<Uid> {
         self.ends.first().filter(|(end, _)| *end <= now)?;
         Some(self.ends.pop_first()?.1)

@@ -7,7 +7,7 @@
 //! node until one of the two changes or its pause is over, and stands behind all pods with fewer
 //! wake-ups in vain.
 
-mod promises;
+mod offering;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,16 +19,17 @@ use gpustow_pack::{Mib, Request};
 use super::gated::{Gated, Ungate};
 use super::kind::{Key, Kind, KindId};
 use super::offers::{End, Offers};
-use super::turn::Turn;
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
-pub(super) use promises::Call;
-use promises::pause;
+use crate::offered::Offered;
+use crate::turn::Turn;
+pub(crate) use offering::Call;
+use offering::pause;
 
 /// A pod that is never seen in a watch is forgotten after this long.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
 /// kube-scheduler itself tries every pod again after so long: no pause of ours is longer.
-pub(super) const FLUSH: Duration = Duration::from_secs(300);
+pub(crate) const FLUSH: Duration = Duration::from_secs(300);
 /// Pods that joined are noted so many at a time.
 const JOINS: usize = 1024;
 /// Kinds that one look compares.
@@ -52,10 +53,7 @@ pub(crate) struct Waiting {
     /// Those known only from a filter call, with the time of that call.
     unseen: HashMap<Uid, Duration>,
     offers: Offers,
-    /// The pod for which an offer beyond what fits together is looked at now.
-    extra: Option<Uid>,
-    /// Pods that reserved, by the node whose room was promised to them: what filter said of it holds until their bind.
-    kept_offers: HashMap<Uid, Arc<str>>,
+    offered: Offered,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
     changes: u64,
     changed: HashMap<Arc<str>, u64>,
@@ -69,15 +67,13 @@ struct Wait {
     turn: Turn,
     kind: KindId,
     due: Option<Duration>,
-    /// It was woken for room on this node and has not asked since: until then it is its own.
-    promised: Option<(Arc<str>, Duration)>,
     bars: Vec<Bar>,
     woken: bool,
     /// kube-scheduler showed only some of the nodes that passed its own filters when it was refused last.
     sampled: bool,
     /// The next look at every node leaves out those that it is barred from.
     keeps_bars: bool,
-    /// How often it was refused without being asked about the node that is promised to it.
+    /// How often it was refused without being asked about the node that is offered to it.
     unshown: u32,
 }
 
@@ -93,7 +89,7 @@ impl Waiting {
         self.pods.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
 
@@ -118,22 +114,22 @@ impl Waiting {
     }
 
     /// This scheduler asks us.
-    pub(super) fn asks_us(&mut self, scheduler: &Arc<str>) {
+    pub(crate) fn asks_us(&mut self, scheduler: &Arc<str>) {
         if !self.is_asker(scheduler) {
             self.askers.insert(scheduler.clone());
         }
     }
 
-    pub(super) fn is_asker(&self, scheduler: &str) -> bool {
+    pub(crate) fn is_asker(&self, scheduler: &str) -> bool {
         scheduler == names::SCHEDULER || self.askers.contains(scheduler)
     }
 
     /// A pod that may be asleep joins, unless it waits already.
-    pub(super) fn insert(&mut self, pod: &PodFacts) {
+    pub(crate) fn insert(&mut self, pod: &PodFacts) {
         let Some(request) = pod.asks.request() else {
             return;
         };
-        self.kept_offers.swap_remove(&pod.uid);
+        self.offered.forget(&pod.uid);
         let key = (request.clone(), pod.constraints.clone());
         let kind = self.ids.get(&key).copied();
         match self.pods.get(&pod.uid) {
@@ -149,7 +145,6 @@ impl Waiting {
             turn,
             kind,
             due: None,
-            promised: None,
             bars: Vec::new(),
             woken: false,
             sampled: false,
@@ -194,8 +189,8 @@ impl Waiting {
     }
 
     /// A pod waits no more, for whatever reason.
-    pub(super) fn remove(&mut self, uid: &str) {
-        self.kept_offers.swap_remove(uid);
+    pub(crate) fn remove(&mut self, uid: &str) {
+        self.offered.forget(uid);
         self.settle(uid, End::Open);
         let Some(wait) = self.pods.swap_remove(uid) else {
             return;
@@ -224,17 +219,17 @@ impl Waiting {
     }
 
     /// Only a filter call has told of this pod so far.
-    pub(super) fn unseen(&mut self, uid: &Uid, now: Duration) {
+    pub(crate) fn unseen(&mut self, uid: &Uid, now: Duration) {
         self.unseen.entry(uid.clone()).or_insert(now);
     }
 
     /// Is the pod known only from a filter call?
-    pub(super) fn is_unseen(&self, uid: &str) -> bool {
+    pub(crate) fn is_unseen(&self, uid: &str) -> bool {
         self.unseen.contains_key(uid)
     }
 
     /// The pods that no watch has shown in time, which wait no more.
-    pub(super) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
+    pub(crate) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
         let mut lost = Vec::new();
         self.unseen.retain(|uid, since| {
             let late = now.saturating_sub(*since) >= UNSEEN_FOR;
@@ -248,39 +243,41 @@ impl Waiting {
     }
 
     /// The nodes whose room is offered.
-    pub(super) fn offers(&mut self) -> &mut Offers {
+    pub(crate) fn offers(&mut self) -> &mut Offers {
         &mut self.offers
     }
 
+    /// The pods that room is offered to.
+    pub(crate) fn offered(&self) -> &Offered {
+        &self.offered
+    }
+
+    /// The node's room was offered to all that it is for.
+    pub(crate) fn offer_done(&mut self, node: &str) {
+        if self.offered.on(node).is_empty() {
+            self.offers.done(node);
+        }
+    }
+
     /// Is the node's room yet to be offered?
-    pub(super) fn is_queued(&self, node: &str) -> bool {
+    pub(crate) fn is_queued(&self, node: &str) -> bool {
         self.offers.is_queued(node)
     }
 
-    /// The pods that a node's room is promised to.
-    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
-        self.offers.to(node)
-    }
-
-    /// Is room of any node promised?
-    pub(crate) fn has_promised(&self) -> bool {
-        self.offers.has_promised()
-    }
-
-    /// May anybody be woken now?
-    pub(super) fn has_credit(&self) -> bool {
+    /// May a pod be woken now?
+    pub(crate) fn has_credit(&self) -> bool {
         self.offers.has_credit()
     }
 
     /// A node gained room.
-    pub(super) fn room_on(&mut self, node: &str) {
+    pub(crate) fn room_on(&mut self, node: &str) {
         if !self.pods.is_empty() {
             self.offers.gain(node);
         }
     }
 
     /// A node has changed in a way that other filters than ours may heed: nobody is barred from it.
-    pub(super) fn opened(&mut self, node: &Arc<str>) {
+    pub(crate) fn opened(&mut self, node: &Arc<str>) {
         if !self.pods.is_empty() {
             self.changes += 1;
             self.changed.insert(node.clone(), self.changes);
@@ -288,9 +285,9 @@ impl Waiting {
         }
     }
 
-    /// What time alone does: credit grows, promises end, pods that joined will be due: at once those that were not
+    /// What time alone does: credit grows, offers end, pods that joined will be due: at once those that were not
     /// asked about, or not for every node. True if more have joined than one call notes.
-    pub(super) fn tick(&mut self, now: Duration, interval: Duration, gated: &mut Gated) -> bool {
+    pub(crate) fn tick(&mut self, now: Duration, interval: Duration, gated: &mut Gated) -> bool {
         self.offers.grow(now);
         for uid in self
             .joined
@@ -313,9 +310,8 @@ impl Waiting {
             }
         }
         while let Some(uid) = self.offers.ended(now) {
-            let ended = |wait: &Wait| wait.promised.as_ref().is_some_and(|(_, end)| *end <= now);
-            if self.pods.get(&uid).is_some_and(ended) {
-                self.in_vain(&uid);
+            if self.has_offer(&uid) && !self.offered.may_come(&uid, now) {
+                self.is_useless(&uid);
             }
         }
         !self.joined.is_empty()
@@ -333,7 +329,7 @@ impl Waiting {
 
     /// The next pod whose pause is over: it is barred from none any more, unless it looks for others. Its kind, if a look at
     /// every node is due for that.
-    pub(super) fn next_due(
+    pub(crate) fn next_due(
         &mut self,
         now: Duration,
         interval: Duration,
@@ -350,7 +346,7 @@ impl Waiting {
     }
 
     /// Every node was looked at for this kind, or one that has room was found. Could one hold it if it were empty?
-    pub(super) fn looked(&mut self, kind: KindId, until: Duration, could: bool) {
+    pub(crate) fn looked(&mut self, kind: KindId, until: Duration, could: bool) {
         if let Some(kind) = self.kinds.get_mut(&kind) {
             kind.looked = until;
             kind.hopeless = !could;
@@ -359,7 +355,7 @@ impl Waiting {
 
     /// Looks at every node once more for a pod of this kind that was offered nothing so far, and that is queued
     /// or was refused on some nodes alone. False if there is none.
-    pub(super) fn look_on(&mut self, id: KindId, gated: &Gated, now: Duration) -> bool {
+    pub(crate) fn look_on(&mut self, id: KindId, gated: &Gated, now: Duration) -> bool {
         let Some(kind) = self.kinds.get_mut(&id) else {
             return false;
         };
@@ -368,11 +364,7 @@ impl Waiting {
         let mut new = new
             .map(Turn::uid)
             .filter(|uid| gated.has(uid) || sampled(uid));
-        let promised = |uid: &&Uid| {
-            let wait = self.pods.get(*uid);
-            wait.is_some_and(|wait| wait.promised.is_some())
-        };
-        let Some(uid) = new.find(|uid| !promised(uid)).cloned() else {
+        let Some(uid) = new.find(|uid| self.offered.to(uid).is_none()).cloned() else {
             return false;
         };
         kind.looked = now;
@@ -381,7 +373,7 @@ impl Waiting {
     }
 
     /// The pod was refused where only the room was wanting.
-    pub(super) fn is_short(&mut self, uid: &str) {
+    pub(crate) fn is_short(&mut self, uid: &str) {
         let kind = self.pods.get(uid).map(|wait| wait.kind);
         if let Some(kind) = kind.and_then(|kind| self.kinds.get_mut(&kind)) {
             kind.short = true;
@@ -398,44 +390,41 @@ impl Waiting {
     }
 
     /// Have all who joined been noted?
-    pub(super) fn is_noted(&self) -> bool {
+    pub(crate) fn is_noted(&self) -> bool {
         self.joined.is_empty()
     }
 
     /// The kind of a pod that waits.
-    pub(super) fn kind_of(&self, uid: &str) -> Option<KindId> {
+    pub(crate) fn kind_of(&self, uid: &str) -> Option<KindId> {
         Some(self.pods.get(uid)?.kind)
     }
 
-    pub(super) fn kind(&self, id: KindId) -> Option<&Kind> {
+    pub(crate) fn kind(&self, id: KindId) -> Option<&Kind> {
         self.kinds.get(&id)
     }
 
     /// What the kind that wants least wants on one card.
-    pub(super) fn least(&self) -> Option<Mib> {
+    pub(crate) fn least(&self) -> Option<Mib> {
         self.needs.keys().next().copied()
     }
 
     /// The first pod of a kind whose first pod stands after `turn`.
-    pub(super) fn head_after(&self, turn: Option<&Turn>) -> Option<(&Turn, KindId)> {
+    pub(crate) fn head_after(&self, turn: Option<&Turn>) -> Option<(&Turn, KindId)> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = turn.map_or(Unbounded, Excluded);
         let (turn, kind) = self.heads.range((from, Unbounded)).next()?;
         Some((turn, *kind))
     }
 
-    /// Of each of `limit` kinds that have one, the first pod that is promised nothing and that `skip` does not name: from
+    /// Of each of `limit` kinds that have one, the first pod that is offered nothing and that `skip` does not name: from
     /// the kind on that stands after `from`, which is moved on, and is none at the end.
-    pub(super) fn firsts(
+    pub(crate) fn firsts(
         &self,
         from: &mut Option<Turn>,
         limit: usize,
         skip: impl Fn(&str) -> bool,
     ) -> Vec<Uid> {
-        let is_free = |turn: &&Turn| {
-            let wait = self.pods.get(turn.uid());
-            !skip(turn.uid()) && wait.is_some_and(|wait| wait.promised.is_none())
-        };
+        let is_free = |turn: &&Turn| !skip(turn.uid()) && self.offered.to(turn.uid()).is_none();
         let mut firsts = Vec::new();
         while firsts.len() < limit {
             let Some((head, id)) = self.head_after(from.as_ref()) else {
@@ -451,7 +440,7 @@ impl Waiting {
     }
 
     /// Where a pod of this kind stands.
-    pub(super) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
+    pub(crate) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
         let wait = self.pods.get(uid).filter(|wait| wait.kind == kind)?;
         Some(&wait.turn)
     }

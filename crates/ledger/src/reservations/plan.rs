@@ -6,10 +6,11 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
 
-use crate::Reason;
 use crate::books::{Hold, Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Holder};
+use crate::known::Known;
+use crate::reason::Reason;
 use crate::round::Offer;
 use crate::sight::Sight;
 use crate::trial::{Charges, Host};
@@ -43,7 +44,9 @@ impl Sight<'_> {
             Some(pod) => Offer::of(self.place_on_node(&pod, name, budget)),
         }
     }
+}
 
+impl Known<'_> {
     /// The best reservation for the pod on this node.
     pub(crate) fn place_on_node(
         &self,

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
 
 use super::slots::Slots;
-use crate::Reason;
 use crate::books::Gate;
 use crate::maps::HashMap;
+use crate::reason::Reason;
 
 /// Answers that there is memory for, 32 bytes each: classes × states. Beyond that the classes asked for
 /// least lately are forgotten.

@@ -14,9 +14,9 @@ use gpustow_pack::{
     fit_among, fit_counting,
 };
 
-use crate::Reason;
 use crate::books::{Books, Event, Gate, may_come};
 use crate::budget::Budget;
+use crate::reason::Reason;
 use answers::Answers;
 pub(crate) use answers::{ClassId, Slot};
 use learn::Demand;

@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use gpustow_api::PodFacts;
 
 use super::{Host, Left, Trial};
-use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark, Holder};
-use crate::sight::Sight;
+use crate::known::Known;
+use crate::reason::Reason;
 
 /// A pod for which room is earmarked, made or not.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ impl<'a> Other<'a> {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Pods that are not assumed, for which room is earmarked on a node, and that the pod must make way for.
     fn others_kept<'s>(
         &'s self,
@@ -60,7 +60,7 @@ impl Sight<'_> {
             // Of room that is offered to several ungated pods, the first that asks has its part.
             .filter(move |it| {
                 let ungated = it.earmark_if(|cause| cause == Cause::Ungated);
-                ungated.is_none() || !self.queue.waiting().is_offered(&pod.uid, name)
+                ungated.is_none() || !self.offered.is_for(&pod.uid, name)
             })
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
             // Room for one pod of a gang is for any of them: they are placed together.
@@ -70,7 +70,7 @@ impl Sight<'_> {
 
     /// Is room of the node kept from the pod?
     pub(crate) fn is_kept_from(&self, name: &str, pod: &PodFacts) -> bool {
-        let keeps = !self.earmarks.is_empty() || self.queue.waiting().has_promised();
+        let keeps = !self.earmarks.is_empty() || !self.offered.is_empty();
         keeps && self.others_kept(name, pod).next().is_some()
     }
 
@@ -97,8 +97,7 @@ impl<'k> Trial<'k> {
         asker: &PodFacts,
         budget: &mut Budget,
     ) -> Result<bool, Reason> {
-        let sight = self.sight;
-        let others = sight.others_kept(name, asker);
+        let others = self.known.others_kept(name, asker);
         let mut kept: Vec<_> = others.filter(|it| !self.has_left(&it.pod.uid)).collect();
         if kept.is_empty() {
             return Ok(false);
@@ -126,8 +125,8 @@ impl<'k> Trial<'k> {
     /// reclaimed. One that should be gone by now does not leave, nor gives anything back.
     fn once_left(&self, name: &str, kept: &[Other<'_>]) -> Trial<'k> {
         let stays = |uid: &Uid| {
-            let known = self.sight.books.pod(uid);
-            known.is_none_or(|pod| self.sight.is_late(pod))
+            let pod = self.known.books.pod(uid);
+            pod.is_none_or(|pod| self.known.is_late(pod))
         };
         let called = kept.iter().filter_map(Other::reclaim).flat_map(|earmark| {
             let back = earmark.waits_for().iter().filter(|uid| !stays(uid));
@@ -137,7 +136,7 @@ impl<'k> Trial<'k> {
                 back.map(|uid| (card.clone(), Some(uid.clone())))
             })
         });
-        let mut later = self.sight.trial().keeping_nothing();
+        let mut later = self.known.trial().keeping_nothing();
         (later.ended, later.repaid) = (self.ended, self.repaid.clone());
         later.repaid.extend(called);
         let evictions = kept.iter().filter_map(|it| it.earmark_if(Cause::evicts));
@@ -145,7 +144,7 @@ impl<'k> Trial<'k> {
             .flat_map(Earmark::waits_for)
             .filter(|uid| !stays(uid));
         later.leave(self.gone.iter().chain(ending).cloned());
-        later.leave(self.sight.leaving(name));
+        later.leave(self.known.leaving(name));
         later
     }
 }

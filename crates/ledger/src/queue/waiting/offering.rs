@@ -3,50 +3,49 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Bar, FLUSH, Wait, Waiting};
+use super::{Bar, FLUSH, Waiting};
 use crate::books::Uid;
 use crate::queue::offers::End;
 
 /// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
 const BARS: usize = 8;
-/// So often a pod is woken for the same promise, after calls that did not name the node.
+/// So often a pod is woken for the same offer, after calls that did not name the node.
 const UNSHOWN: u32 = 3;
 
 /// What a filter call that refuses a pod says of kube-scheduler.
-pub(in crate::queue) struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// It names only some of the nodes that passed kube-scheduler's own filters.
     pub(in crate::queue) is_sample: bool,
     /// The node that the pod was nominated to when kube-scheduler began to look.
     pub(in crate::queue) nominated: Option<&'a str>,
-    /// How long a promise lasts.
+    /// How long an offer lasts.
     pub(in crate::queue) interval: Duration,
 }
 
 impl Waiting {
     /// A pod has its room, on this node.
-    pub(in crate::queue) fn reserved(&mut self, uid: &str, node: &str) {
+    pub(crate) fn reserved(&mut self, uid: &str, node: &str) {
         let Some(wait) = self.pods.get(uid) else {
             return;
         };
         if wait.woken {
             self.offers.succeeded();
         }
-        let is_it = |(promised, _): &(Arc<str>, Duration)| **promised == *node;
-        let end = match wait.promised.as_ref().is_some_and(is_it) {
+        let offered = self.offered.to(uid).map(|(offered, _)| offered.clone());
+        let end = match offered.as_deref() == Some(node) {
             true => End::Taken,
             false => End::Open,
         };
-        let promised = wait.promised.clone();
         self.settle(uid, end);
         self.remove(uid);
-        if let Some((node, _)) = promised {
-            self.kept_offers.insert(uid.into(), node);
+        if let Some(node) = offered {
+            self.offered.keep(uid, node);
         }
     }
 
     /// A pod was refused; `asked` says of a node whether it was among the candidates. True if it is to be woken again
-    /// for what it was promised.
-    pub(in crate::queue) fn refused(
+    /// for what it was offered.
+    pub(crate) fn refused(
         &mut self,
         uid: &str,
         asked: impl Fn(&str) -> bool,
@@ -57,7 +56,7 @@ impl Waiting {
             return false;
         };
         wait.sampled = call.is_sample;
-        match wait.promised.clone() {
+        match self.offered.to(uid).cloned() {
             Some((node, _)) if asked(&node) => {
                 self.settle(uid, End::Refused);
             }
@@ -67,12 +66,12 @@ impl Waiting {
             {
                 wait.unshown += 1;
                 let until = until.max(now + call.interval);
-                wait.promised = Some((node, until));
+                self.offered.lasts(uid, until);
                 self.offers.lasts(uid, until);
                 return true;
             }
             Some(_) => {
-                self.in_vain(uid);
+                self.is_useless(uid);
                 if call.is_sample {
                     self.look_for_others(uid, now);
                 }
@@ -100,15 +99,15 @@ impl Waiting {
         self.be_due(uid, now);
     }
 
-    /// The node that is promised to a pod, if kube-scheduler might not show it: it showed some alone when the pod was
+    /// The node that is offered to a pod, if kube-scheduler might not show it: it showed some alone when the pod was
     /// refused last.
-    pub(in crate::queue) fn to_nominate(&self, uid: &str) -> Option<&Arc<str>> {
-        let wait = self.pods.get(uid).filter(|wait| wait.sampled)?;
-        wait.promised.as_ref().map(|(node, _)| node)
+    pub(crate) fn to_nominate(&self, uid: &str) -> Option<&Arc<str>> {
+        self.is_sampled(uid).then_some(())?;
+        self.offered.to(uid).map(|(node, _)| node)
     }
 
-    /// Wakes a pod for room on a node, which is promised to it for so long.
-    pub(in crate::queue) fn promise(
+    /// Wakes a pod for room on a node, which is offered to it for so long.
+    pub(crate) fn offer(
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
@@ -120,26 +119,26 @@ impl Waiting {
             return;
         };
         let due = now + pause(wait.turn.useless(), interval);
-        wait.promised = Some((node.clone(), now + lasts));
         wait.woken = true;
         wait.unshown = 0;
-        self.offers.promise(uid, node, now + lasts);
+        self.offered.put(uid, node, now + lasts);
+        self.offers.begin(uid, node, now + lasts);
         self.be_due(uid, due);
     }
 
     /// The pod was not woken after all.
-    pub(in crate::queue) fn take_back(&mut self, uid: &str) {
+    pub(crate) fn take_back(&mut self, uid: &str) {
         if self.settle(uid, End::Open) {
             self.offers.spared();
         }
     }
 
-    /// The pod could not be ungated for what it was promised.
-    pub(in crate::queue) fn ungate_failed(&mut self, uid: &str) {
-        if !self.is_promised(uid) {
+    /// The pod could not be ungated for what it was offered.
+    pub(crate) fn ungate_failed(&mut self, uid: &str) {
+        if !self.has_offer(uid) {
             return;
         }
-        self.in_vain(uid);
+        self.is_useless(uid);
         let wait = self.pods.get(uid);
         if let Some((id, due)) = wait.and_then(|wait| Some((wait.kind, wait.due?)))
             && let Some(kind) = self.kinds.get_mut(&id)
@@ -148,13 +147,13 @@ impl Waiting {
         }
     }
 
-    /// A promise ends without its pod having asked for the node.
-    pub(in crate::queue) fn in_vain(&mut self, uid: &str) {
+    /// An offer ends without its pod having asked for the node.
+    pub(crate) fn is_useless(&mut self, uid: &str) {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
         let useless = wait.turn.useless() + 1;
-        if let Some((node, _)) = &wait.promised {
+        if let Some((node, _)) = self.offered.to(uid) {
             let (node, at) = (node.clone(), self.changes);
             wait.bars.retain(|bar| bar.node != node);
             if wait.bars.len() == BARS {
@@ -162,17 +161,18 @@ impl Waiting {
             }
             wait.bars.push(Bar { node, at });
         }
-        self.settle(uid, End::InVain);
+        self.settle(uid, End::Useless);
         self.stand(uid, useless);
     }
 
-    /// True if the pod was promised room.
+    /// True if room was offered to the pod.
     pub(super) fn settle(&mut self, uid: &str, end: End) -> bool {
-        let promised = self.pods.get_mut(uid).and_then(|wait| wait.promised.take());
-        if let Some((node, _)) = &promised {
-            self.offers.settle(uid, node, end);
-        }
-        promised.is_some()
+        let Some(node) = self.offered.end(uid) else {
+            return false;
+        };
+        let is_last = self.offered.on(&node).is_empty();
+        self.offers.settle(&node, end, is_last);
+        true
     }
 
     fn stand(&mut self, uid: &str, useless: u32) {
@@ -187,47 +187,27 @@ impl Waiting {
     }
 
     /// Did kube-scheduler show only some of the nodes that passed its own filters when the pod was refused last?
-    pub(in crate::queue) fn is_sampled(&self, uid: &str) -> bool {
+    pub(crate) fn is_sampled(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|wait| wait.sampled)
     }
 
-    /// Is room promised to the pod?
-    pub(in crate::queue) fn is_promised(&self, uid: &str) -> bool {
-        let wait = self.pods.get(uid);
-        wait.is_some_and(|wait| wait.promised.is_some())
-    }
-
-    /// Does what is promised to the pod last still?
-    pub(crate) fn may_come(&self, uid: &str, now: Duration) -> bool {
-        let promised = self.pods.get(uid).and_then(|wait| wait.promised.as_ref());
-        promised.is_some_and(|(_, end)| *end > now)
-    }
-
-    /// Is room on this node offered to the pod, or about to be beyond what fits together?
-    pub(crate) fn is_offered(&self, uid: &str, node: &str) -> bool {
-        let wait = self.pods.get(uid);
-        let promised = wait.and_then(|wait| wait.promised.as_ref());
-        promised.is_some_and(|(promised, _)| **promised == *node)
-            || self.extra.as_deref() == Some(uid)
-            || self
-                .kept_offers
-                .get(uid)
-                .is_some_and(|kept| **kept == *node)
+    /// Is room offered to the pod?
+    pub(crate) fn has_offer(&self, uid: &str) -> bool {
+        self.offered.to(uid).is_some()
     }
 
     /// The pod that would be offered room beyond what fits together, while that is looked at.
-    pub(in crate::queue) fn set_extra(&mut self, uid: Option<&Uid>) {
-        self.extra = uid.cloned();
+    pub(crate) fn set_extra(&mut self, uid: Option<&Uid>) {
+        self.offered.set_extra(uid);
     }
 
-    /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
-    pub(in crate::queue) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
-        let promised = |wait: &Wait| wait.promised.is_some();
-        self.pods.get(uid).is_none_or(promised) || self.is_barred(uid, node)
+    /// Is the pod to be left alone as far as this node's room goes: is it offered some, or barred?
+    pub(crate) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
+        !self.pods.contains_key(uid) || self.has_offer(uid) || self.is_barred(uid, node)
     }
 
     /// Is the pod barred from the node?
-    pub(in crate::queue) fn is_barred(&self, uid: &str, node: &str) -> bool {
+    pub(crate) fn is_barred(&self, uid: &str, node: &str) -> bool {
         let changed = self.changed.get(node).copied().unwrap_or(0);
         let bars = |bar: &Bar| *bar.node == *node && changed <= bar.at;
         let wait = self.pods.get(uid);

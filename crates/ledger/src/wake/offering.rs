@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
 
-use super::price;
+use super::waking::{Wakes, price};
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::queue::kind::KindId;
-use crate::queue::turn::Turn;
-use crate::sight::{Sight, Waking};
+use crate::known::Known;
+use crate::parts::Parts;
+use crate::queue::KindId;
 use crate::trial::{Host, Left, Trial};
+use crate::turn::Turn;
 
 /// A node whose room is being offered.
 #[derive(Debug)]
 pub(super) struct Offering {
     pub(super) node: Arc<str>,
-    /// Its room less what was promised.
+    /// Its room less what was offered.
     left: Left,
     /// How many more may be offered all of it.
     extra: u32,
@@ -40,35 +41,36 @@ enum Answer {
     None,
 }
 
-impl Waking<'_> {
+impl Wakes {
     pub(super) fn offer_room(
         &mut self,
+        parts: &mut Parts,
         limit: usize,
         work: &mut usize,
         woken: &mut Vec<Arc<PodFacts>>,
     ) {
-        while *work > 0 && woken.len() < limit && self.queue.waiting.has_credit() {
-            let under_way = self.queue.wakes.offering.take();
-            let Some(mut offering) = under_way.or_else(|| self.next_offering(work)) else {
+        while *work > 0 && woken.len() < limit && parts.queue.waiting().has_credit() {
+            let under_way = self.offering.take();
+            let Some(mut offering) = under_way.or_else(|| self.next_offering(parts, work)) else {
                 return;
             };
-            if self.offer_of(&mut offering, limit, work, woken) {
-                self.queue.waiting.offers().done(&offering.node);
+            if self.offer_of(parts, &mut offering, limit, work, woken) {
+                parts.queue.waiting_mut().offer_done(&offering.node);
             } else {
-                self.queue.wakes.offering = Some(offering);
+                self.offering = Some(offering);
             }
         }
     }
 
     /// The node that gained room first, unless that helps nobody.
-    fn next_offering(&mut self, work: &mut usize) -> Option<Offering> {
+    fn next_offering(&mut self, parts: &mut Parts, work: &mut usize) -> Option<Offering> {
         while *work > 0 {
-            let node = self.queue.waiting.offers().next()?;
+            let node = parts.queue.waiting_mut().offers().next()?;
             *work -= 1;
-            let least = self.queue.waiting.least().unwrap_or_default();
+            let least = parts.queue.waiting().least().unwrap_or_default();
             let room = |left: &Left| left.view().largest() >= least;
-            if let Some(left) = self.sight().unpromised(&node).filter(room) {
-                let extra = self.queue.waiting.offers().extra(&node);
+            if let Some(left) = parts.sight().unoffered(&node).filter(room) {
+                let extra = parts.queue.waiting_mut().offers().extra(&node);
                 return Some(Offering {
                     node,
                     left,
@@ -77,7 +79,7 @@ impl Waking<'_> {
                     next: BTreeMap::new(),
                 });
             }
-            self.queue.waiting.offers().done(&node);
+            parts.queue.waiting_mut().offer_done(&node);
         }
         None
     }
@@ -85,39 +87,40 @@ impl Waking<'_> {
     /// Offers a node's room in the order of turns. False if it has to stop before the end.
     fn offer_of(
         &mut self,
+        parts: &mut Parts,
         offering: &mut Offering,
         limit: usize,
         work: &mut usize,
         woken: &mut Vec<Arc<PodFacts>>,
     ) -> bool {
-        let interval = self.config.wake_again_after;
+        let interval = parts.config.wake_again_after;
         loop {
-            let least = self.queue.waiting.least().unwrap_or_default();
+            let least = parts.queue.waiting().least().unwrap_or_default();
             if offering.extra == 0 && offering.left.view().largest() < least {
                 return true;
             }
-            if *work == 0 || woken.len() >= limit || !self.queue.waiting.has_credit() {
+            if *work == 0 || woken.len() >= limit || !parts.queue.waiting().has_credit() {
                 return false;
             }
             *work -= 1;
-            let Some((turn, kind)) = self.next_turn(offering) else {
+            let Some((turn, kind)) = self.next_turn(parts, offering) else {
                 return true;
             };
-            let next = match self.answer(offering, turn.uid(), work) {
+            let next = match self.answer(parts, offering, turn.uid(), work) {
                 Answer::Comes(pod) => {
-                    self.promise(&pod, &offering.node, interval);
+                    self.offer_to(parts, &pod, &offering.node, interval);
                     woken.push(pod);
-                    self.next_of(kind, &turn)
+                    self.next_of(parts, kind, &turn)
                 }
                 Answer::Together(pods) => {
                     for (pod, node) in pods {
-                        self.promise(&pod, &node, interval);
+                        self.offer_to(parts, &pod, &node, interval);
                         woken.push(pod);
                     }
-                    self.next_of(kind, &turn)
+                    self.next_of(parts, kind, &turn)
                 }
-                Answer::Passes => self.next_of(kind, &turn),
-                Answer::None => self.next_preferred(&offering.node, kind, &turn),
+                Answer::Passes => self.next_of(parts, kind, &turn),
+                Answer::None => self.next_preferred(parts, &offering.node, kind, &turn),
             };
             if let Some(next) = next {
                 offering.next.insert(next, kind);
@@ -125,30 +128,28 @@ impl Waking<'_> {
         }
     }
 
-    /// Room is promised to a pod that is woken; for one that is ungated it is kept from all others.
-    fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, interval: Duration) {
+    /// Room is offered to a pod that is woken; for one that is ungated it is kept from all others.
+    fn offer_to(&mut self, parts: &mut Parts, pod: &PodFacts, node: &Arc<str>, interval: Duration) {
         let lasts = match pod.queued {
-            true => self.config.ungate_for,
+            true => parts.config.ungate_for,
             false => interval,
         };
-        let queue = &mut self.queue;
-        queue
-            .waiting
-            .promise(&pod.uid, node, self.now, interval, lasts);
+        let waiting = parts.queue.waiting_mut();
+        waiting.offer(&pod.uid, node, parts.now, interval, lasts);
         if pod.queued {
-            let earmarks = &mut self.earmarks;
-            earmarks.earmark_for_ungated(pod, node, self.now + lasts, self.books);
-            queue.gain(earmarks);
+            let earmarks = &mut parts.earmarks;
+            earmarks.earmark_for_ungated(pod, node, parts.now + lasts, &parts.books);
+            parts.queue.gain(earmarks);
         }
     }
 
     /// The pod that stands after `turn` among its kind.
-    fn next_of(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        self.queue.waiting.kind(kind)?.after(turn).cloned()
+    fn next_of(&self, parts: &Parts, kind: KindId, turn: &Turn) -> Option<Turn> {
+        parts.queue.waiting().kind(kind)?.after(turn).cloned()
     }
 
-    fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
-        let head = self.queue.waiting.head_after(offering.after.as_ref());
+    fn next_turn(&self, parts: &Parts, offering: &mut Offering) -> Option<(Turn, KindId)> {
+        let head = parts.queue.waiting().head_after(offering.after.as_ref());
         let next = offering.next.first_key_value();
         match (head, next) {
             (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
@@ -161,34 +162,40 @@ impl Waking<'_> {
     }
 
     /// What one pod makes of the offer.
-    fn answer(&mut self, offering: &mut Offering, uid: &Uid, work: &mut usize) -> Answer {
+    fn answer(
+        &mut self,
+        parts: &mut Parts,
+        offering: &mut Offering,
+        uid: &Uid,
+        work: &mut usize,
+    ) -> Answer {
         let name = &offering.node;
-        if self.queue.waiting.is_spoken_for(uid, name) {
+        if parts.queue.waiting().is_spoken_for(uid, name) {
             return Answer::Passes;
         }
-        let Some(pod) = self.sight().asleep(uid) else {
+        let Some(pod) = parts.sight().asleep(uid) else {
             return Answer::Passes;
         };
         let Some(request) = pod.asks.request() else {
             return Answer::None;
         };
         let alone = offering.extra > 0;
-        if !(request.may_fit(offering.left.view()) || alone) || !self.sight().may_fit(name, &pod) {
+        if !(request.may_fit(offering.left.view()) || alone) || !parts.sight().may_fit(name, &pod) {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
-        if self.sight().fits(name, &offering.left, &pod) {
-            if let Some(answer) = self.answer_of_gang(&pod, work) {
+        if parts.sight().fits(name, &offering.left, &pod) {
+            if let Some(answer) = self.answer_of_gang(parts, &pod, work) {
                 return answer;
             }
             if !pod.queued {
-                let left = self.sight().left_beside(name, &offering.left, &pod);
+                let left = parts.sight().left_beside(name, &offering.left, &pod);
                 offering.left = left.unwrap_or(offering.left.clone());
             }
             Answer::Comes(pod)
         } else if alone
-            && !self.books.gang(&pod).is_some_and(Group::is_in_tree)
-            && self.fits_alone(name, &pod)
+            && !parts.books.gang(&pod).is_some_and(Group::is_in_tree)
+            && self.fits_alone(parts, name, &pod)
         {
             offering.extra -= 1;
             Answer::Comes(pod)
@@ -198,25 +205,30 @@ impl Waking<'_> {
     }
 
     /// What the pod's gang makes of the offer, if it is of one: a cycle tries all of its pods, so that one is woken.
-    fn answer_of_gang(&mut self, pod: &Arc<PodFacts>, work: &mut usize) -> Option<Answer> {
-        let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
-        let moment = (self.books.copies(), self.queue.gains());
-        if !self.queue.gangs.is_to_be_asked(gang, moment, self.now) {
+    fn answer_of_gang(
+        &mut self,
+        parts: &mut Parts,
+        pod: &Arc<PodFacts>,
+        work: &mut usize,
+    ) -> Option<Answer> {
+        let gang = parts.books.gang(pod).filter(|gang| gang.is_in_tree())?;
+        let moment = (parts.books.copies(), parts.queue.gains());
+        if !self.gangs.is_to_be_asked(gang, moment, parts.now) {
             return Some(Answer::Passes);
         }
         let mut budget = Budget::of_gang();
-        let seats = self.sight().seats_of_gang(pod, &mut budget);
+        let seats = parts.sight().seats_of_gang(pod, &mut budget);
         let spent = usize::try_from(budget.spent()).unwrap_or(usize::MAX);
         *work = work.saturating_sub(spent);
         let seats = seats?;
         let Ok(seats) = seats else {
-            self.queue.gangs.does_not_fit(gang, moment);
+            self.gangs.does_not_fit(gang, moment);
             return Some(Answer::Passes);
         };
-        let until = self.now + self.config.wake_again_after;
-        self.queue.gangs.is_woken(gang, until);
+        let until = parts.now + parts.config.wake_again_after;
+        self.gangs.is_woken(gang, until);
         let gated = seats.into_nodes().filter_map(|(uid, node)| {
-            let pod = self.sight().asleep(&uid).filter(|pod| pod.queued)?;
+            let pod = parts.sight().asleep(&uid).filter(|pod| pod.queued)?;
             Some((pod, node))
         });
         let gated: Vec<_> = gated.collect();
@@ -224,36 +236,36 @@ impl Waking<'_> {
     }
 
     /// Would the pod fit if nobody else came for the room that is offered?
-    fn fits_alone(&mut self, name: &str, pod: &PodFacts) -> bool {
-        self.queue.waiting.set_extra(Some(&pod.uid));
-        let fits = self.sight().choose(name, pod).is_ok();
-        self.queue.waiting.set_extra(None);
+    fn fits_alone(&mut self, parts: &mut Parts, name: &str, pod: &PodFacts) -> bool {
+        parts.queue.waiting_mut().set_extra(Some(&pod.uid));
+        let fits = parts.sight().choose(name, pod).is_ok();
+        parts.queue.waiting_mut().set_extra(None);
         fits
     }
 
     /// The next pod of a kind that room on the node is kept for, or from which none is kept since
     /// its priority is higher: it may fit where one before it does not.
-    fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if !self.earmarks.has_earmarks(node) {
+    fn next_preferred(&self, parts: &Parts, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
+        if !parts.earmarks.has_earmarks(node) {
             return None;
         }
-        let kept = self.earmarks.pods_with_earmarks(node);
-        let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
+        let kept = parts.earmarks.pods_with_earmarks(node);
+        let turns = kept.filter_map(|uid| parts.queue.waiting().turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
-        let higher = self.queue.waiting.kind(kind)?.higher(turn);
+        let higher = parts.queue.waiting().kind(kind)?.higher(turn);
         behind.chain(higher).min().cloned()
     }
 }
 
-impl Sight<'_> {
-    /// A node's room less what is promised there; `None` if nobody may go there.
-    pub(super) fn unpromised(&self, name: &str) -> Option<Left> {
+impl Known<'_> {
+    /// A node's room less what is offered there; `None` if nobody may go there.
+    pub(super) fn unoffered(&self, name: &str) -> Option<Left> {
         self.check(name).ok()?;
         let mut trial = self.trial().keeping_nothing();
-        let promised = self.queue.waiting.promised_on(name).iter();
+        let offered = self.offered.on(name).iter();
         // What is kept is looked at on its own.
-        let promised = promised.filter(|uid| !self.earmarks.has_more_than_reservation(uid));
-        for pod in promised.filter_map(|uid| self.books.pod(uid)) {
+        let offered = offered.filter(|uid| !self.earmarks.has_more_than_reservation(uid));
+        for pod in offered.filter_map(|uid| self.books.pod(uid)) {
             come(&mut trial, name, pod);
         }
         trial.left_for_all(name)

@@ -14,7 +14,7 @@ type Moment = (u64, u64);
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Gangs(HashMap<Group, Found>);
+pub(crate) struct Gangs(HashMap<Group, Found>);
 
 #[derive(Debug)]
 enum Found {

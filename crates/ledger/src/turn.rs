@@ -30,7 +30,7 @@ impl Turn {
     }
 
     /// The first that any pod with so many useless wake-ups could have.
-    pub(super) fn first_of(useless: u32) -> Self {
+    pub(crate) fn first_of(useless: u32) -> Self {
         Self {
             useless,
             priority: Reverse(i32::MAX),
@@ -41,7 +41,7 @@ impl Turn {
     }
 
     /// The same pod's, after so many useless wake-ups.
-    pub(super) fn after(&self, useless: u32) -> Self {
+    pub(crate) fn after(&self, useless: u32) -> Self {
         Self {
             useless,
             ..self.clone()
@@ -57,12 +57,12 @@ impl Turn {
     }
 
     /// When the pod was created, in seconds since 1970.
-    pub(super) fn created(&self) -> i64 {
+    pub(crate) fn created(&self) -> i64 {
         self.created
     }
 
     /// How often the pod was woken without use.
-    pub(super) fn useless(&self) -> u32 {
+    pub(crate) fn useless(&self) -> u32 {
         self.useless
     }
 }

@@ -8,21 +8,21 @@
 //! kube-scheduler has nominated it nowhere, up to [`OUT_FOR`]; then its class rests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::{Turn, Ungate};
-use crate::Reason;
+use super::waking::Wakes;
 use crate::books::{Books, Event, Uid};
 use crate::budget::Budget;
+use crate::known::Known;
 use crate::maps::HashMap;
-use crate::queue::changes::Changes;
-use crate::queue::kind::KindId;
-use crate::sight::{Sight, Waking};
+use crate::parts::Parts;
+use crate::queue::{Changes, KindId, Ungate, is_queued};
+use crate::reason::Reason;
 use crate::trial::{Host, Trial};
+use crate::turn::Turn;
 
 /// So many pods are out at a time.
 const MOST: usize = 4;
@@ -38,7 +38,7 @@ type Class = (KindId, i32);
 
 /// What a class knows of the nodes.
 #[derive(Debug, Default)]
-struct Known {
+struct Asked {
     /// To be looked at.
     nodes: Vec<Arc<str>>,
     /// Changes before this one were taken into `nodes`.
@@ -55,7 +55,7 @@ struct Known {
 pub(super) struct Preemptors {
     /// Pods that were ungated for this, when, and their class.
     out: HashMap<Uid, (Duration, Class)>,
-    classes: HashMap<Class, Known>,
+    classes: HashMap<Class, Asked>,
     changes: Changes,
     /// How many bound pods have each priority.
     bound: BTreeMap<i32, usize>,
@@ -89,6 +89,13 @@ impl Preemptors {
                 if let Some(now) = counted(new.as_ref()) {
                     *self.bound.entry(now).or_default() += 1;
                 }
+                let turn = |pod: &Option<Arc<PodFacts>>| {
+                    let queued = pod.as_ref().filter(|pod| is_queued(pod));
+                    queued.map(|pod| Turn::of(pod))
+                };
+                if let Some(turn) = turn(new).filter(|it| turn(old).as_ref() != Some(it)) {
+                    self.joined(turn);
+                }
                 let pods = old.iter().chain(new);
                 pods.filter_map(|pod| pod.node.as_ref())
                     .for_each(|node| self.changed(node));
@@ -105,10 +112,10 @@ impl Preemptors {
         }
     }
 
-    /// A pod has joined the queue.
-    pub(super) fn joined(&mut self, turn: &Turn) {
-        if self.after.as_ref().is_some_and(|after| turn < after) {
-            self.first.insert(turn.clone());
+    /// A pod has joined the queue, or stands elsewhere there.
+    fn joined(&mut self, turn: Turn) {
+        if self.after.as_ref().is_some_and(|after| turn < *after) {
+            self.first.insert(turn);
         }
     }
 
@@ -150,7 +157,7 @@ impl Preemptors {
     }
 
     /// The nodes that this class has not looked at are taken into its list.
-    fn take_nodes(&mut self, class: Class, books: &Books, now: Duration) -> Option<&mut Known> {
+    fn take_nodes(&mut self, class: Class, books: &Books, now: Duration) -> Option<&mut Asked> {
         let is_new = !self.classes.contains_key(&class);
         let known = self.classes.entry(class).or_default();
         if known.rests_until > now || known.done_in == self.round {
@@ -179,105 +186,105 @@ enum Found {
     NotYet,
 }
 
-impl Waking<'_> {
+impl Wakes {
     /// A pod is about to be ungated because it may preempt.
-    pub(super) fn goes_out(&mut self, uid: &Uid) {
-        let kind = self.queue.waiting.kind_of(uid);
-        if let Some(class) = kind.zip(self.books.pod(uid)) {
+    pub(super) fn goes_out(&mut self, parts: &mut Parts, uid: &Uid) {
+        let kind = parts.queue.waiting().kind_of(uid);
+        if let Some(class) = kind.zip(parts.books.pod(uid)) {
             let class = (class.0, class.1.priority);
-            self.queue.gated.preemptors.goes_out(uid, class, self.now);
+            self.preemptors.goes_out(uid, class, parts.now);
         }
     }
 
     /// Ungates a few pods at their turn for which others would be evicted. True if the round goes on.
-    pub(super) fn find_preemptors(&mut self) -> bool {
-        let gated = &mut self.queue.gated;
-        if !gated.on || gated.is_empty() {
-            gated.preemptors.rest();
+    pub(super) fn find_preemptors(&mut self, parts: &mut Parts) -> bool {
+        let (gated, preemptors) = (parts.queue.gated(), &mut self.preemptors);
+        if !gated.is_on() || gated.is_empty() {
+            preemptors.rest();
             return false;
         }
-        let out = gated.preemptors.out(self.books, self.now);
-        let waits = gated
-            .leaving
-            .all()
-            .filter(|(_, why)| *why == Ungate::MayPreempt);
+        let out = preemptors.out(&parts.books, parts.now);
+        let waits = gated.leaving();
+        let waits = waits.filter(|(_, why)| *why == Ungate::MayPreempt);
         let mut free = MOST.saturating_sub(out + waits.count());
-        let lowest = gated.preemptors.bound.keys().next().copied();
+        let lowest = preemptors.bound.keys().next().copied();
         let Some(lowest) = lowest.filter(|_| free > 0) else {
             return false;
         };
-        if gated.preemptors.after.is_none() {
-            if self.now < gated.preemptors.next_round {
+        if preemptors.after.is_none() {
+            if parts.now < preemptors.next_round {
                 return false;
             }
-            gated.preemptors.round += 1;
+            preemptors.round += 1;
         }
         let mut budget = Budget::of_look();
         let mut goes_on = true;
         while free > 0 && !budget.is_spent() {
-            let Some(turn) = self.next_preemptor(lowest) else {
-                self.end_round();
+            let Some(turn) = self.next_preemptor(parts, lowest) else {
+                self.end_round(parts);
                 goes_on = false;
                 break;
             };
             budget.charge(1);
-            match self.look_for(&turn, &mut budget) {
+            match self.look_for(parts, &turn, &mut budget) {
                 Found::Node => {
                     free -= 1;
-                    self.queue.gated.let_go(turn.uid(), Ungate::MayPreempt);
+                    parts
+                        .queue
+                        .gated_mut()
+                        .let_go(turn.uid(), Ungate::MayPreempt);
                 }
                 Found::Nothing => {}
                 Found::NotYet => {
-                    self.queue.gated.preemptors.first.insert(turn);
+                    self.preemptors.first.insert(turn);
                 }
             }
         }
-        self.queue.gated.preemptors.spent += budget.spent();
+        self.preemptors.spent += budget.spent();
         goes_on && free > 0
     }
 
-    fn next_preemptor(&mut self, lowest: i32) -> Option<Turn> {
-        let gated = &mut self.queue.gated;
-        if let Some(turn) = gated.preemptors.first.pop_first() {
+    fn next_preemptor(&mut self, parts: &mut Parts, lowest: i32) -> Option<Turn> {
+        let preemptors = &mut self.preemptors;
+        if let Some(turn) = preemptors.first.pop_first() {
             return Some(turn);
         }
-        let from = gated.preemptors.after.as_ref().map_or(Unbounded, Excluded);
-        let next = gated.order.range((from, Unbounded)).next();
+        let next = parts.queue.gated().after(preemptors.after.as_ref());
         let next = next.filter(|turn| turn.priority() > lowest)?.clone();
-        gated.preemptors.after = Some(next.clone());
+        preemptors.after = Some(next.clone());
         Some(next)
     }
 
-    fn end_round(&mut self) {
-        let waiting = &self.queue.waiting;
-        let preemptors = &mut self.queue.gated.preemptors;
+    fn end_round(&mut self, parts: &mut Parts) {
+        let waiting = parts.queue.waiting();
+        let preemptors = &mut self.preemptors;
         preemptors.after = None;
-        preemptors.next_round = self.now + LOOK_EVERY;
+        preemptors.next_round = parts.now + LOOK_EVERY;
         let classes = &mut preemptors.classes;
         classes.retain(|(kind, _), _| waiting.kind(*kind).is_some());
     }
 
     /// Looks at nodes for one queued pod, as far as the budget suffices.
-    fn look_for(&mut self, turn: &Turn, budget: &mut Budget) -> Found {
+    fn look_for(&mut self, parts: &mut Parts, turn: &Turn, budget: &mut Budget) -> Found {
         let uid = turn.uid();
-        let gated = &self.queue.gated;
-        let is_queued = gated.turns.get(uid) == Some(turn) && !gated.is_leaving(uid);
-        let pod = self.books.pod(uid).filter(|pod| pod.preempts && is_queued);
-        let kind = self.queue.waiting.kind_of(uid);
-        let free = !self.queue.waiting.is_promised(uid) && !self.books.is_unfenced(uid);
+        let gated = parts.queue.gated();
+        let is_queued = gated.has_turn(turn) && !gated.is_leaving(uid);
+        let pod = parts.books.pod(uid).filter(|pod| pod.preempts && is_queued);
+        let kind = parts.queue.waiting().kind_of(uid);
+        let free = !parts.queue.waiting().has_offer(uid) && !parts.books.is_unfenced(uid);
         let Some((pod, kind)) = pod.cloned().zip(kind).filter(|_| free) else {
             return Found::Nothing;
         };
         let class = (kind, pod.priority);
-        let preemptors = &mut self.queue.gated.preemptors;
-        let Some(known) = preemptors.take_nodes(class, self.books, self.now) else {
+        let preemptors = &mut self.preemptors;
+        let Some(known) = preemptors.take_nodes(class, &parts.books, parts.now) else {
             return Found::Nothing;
         };
         let mut nodes = std::mem::take(&mut known.nodes);
         let mut found = Found::Nothing;
         while let Some(name) = nodes.last() {
             let is_first = budget.is_whole();
-            match self.sight().evicts_on(name, &pod, budget) {
+            match parts.sight().evicts_on(name, &pod, budget) {
                 // The next of the class looks here first.
                 Ok(true) => {
                     found = Found::Node;
@@ -291,7 +298,7 @@ impl Waking<'_> {
                 _ => drop(nodes.pop()),
             }
         }
-        let preemptors = &mut self.queue.gated.preemptors;
+        let preemptors = &mut self.preemptors;
         if let Some(known) = preemptors.classes.get_mut(&class) {
             if nodes.is_empty() {
                 known.done_in = preemptors.round;
@@ -302,7 +309,7 @@ impl Waking<'_> {
     }
 }
 
-impl Sight<'_> {
+impl Known<'_> {
     /// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
     /// could not be told within the budget.
     fn evicts_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> Result<bool, Reason> {

@@ -1,0 +1,326 @@
+//! Which waiting pods to wake when room appears.
+//!
+//! kube-scheduler puts a refused pod to sleep and does not see our room: it must be told, and only
+//! the pods that would fit should be, in the order in which the scheduler would take them.
+//!
+//! Nodes that gained room are offered one after the other: to the pods that fit there together, and
+//! if nobody comes, to twice as many in each further round, so that pods that something else keeps
+//! off the node do not keep the room from others for long. What one call may cost is bounded; the
+//! next goes on where it stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
+
+use super::gangs::Gangs;
+use super::offering::Offering;
+use super::preemptors::Preemptors;
+use crate::books::{Event, Uid};
+use crate::budget::Budget;
+use crate::known::Known;
+use crate::parts::Parts;
+use crate::queue::{FLUSH, Kind, KindId, Queue, Ungate};
+use crate::sight::Sight;
+use crate::trial::{Host, Left};
+
+/// So many are let through without room before the first of them is seen to have gone.
+const STUCK: usize = 256;
+/// What one call may cost, in looks at a pod or a node.
+const WORK: usize = 8192;
+/// What a fit costs, for each container of the pod.
+const FIT: usize = 8;
+/// Queued pods that are offered room before a pod that is not queued is given some.
+const AHEAD: usize = 64;
+
+/// A look at every node for one pod, and so for its kind.
+#[derive(Debug)]
+struct Look {
+    uid: Uid,
+    kind: KindId,
+    /// So many nodes are left to tell whether one could hold it if it were empty.
+    all: usize,
+    /// What it needs on one card.
+    least: Mib,
+    /// The last node with that much free that was looked at. Those with less are left: one that gains room is offered.
+    seen: Option<(Mib, Arc<str>)>,
+    /// Some of the kind may take room that a nomination keeps from others of it.
+    found: bool,
+    /// A node could hold it if it were empty.
+    could: bool,
+}
+
+impl Wakes {
+    /// See [`crate::Ledger::wake`].
+    pub(crate) fn wake(&mut self, parts: &mut Parts, limit: usize) -> Vec<Arc<PodFacts>> {
+        let seen = |uid: &str| parts.books.pod(uid).is_some();
+        for uid in parts.queue.waiting_mut().forget_unseen(seen, parts.now) {
+            parts.shown.forget(&uid);
+        }
+        if let Some(unix) = parts.unix {
+            parts.queue.grow_old(unix);
+        }
+        let mut woken = self.come_again(parts, limit);
+        parts.queue.gated_mut().tick(parts.now);
+        self.offer(parts, limit, WORK, &mut woken);
+        self.let_go(parts, limit, &mut woken);
+        woken
+    }
+
+    /// Before a pod is given room that was not queued, or has none reserved: queued pods are offered what
+    /// came free since the last look. `wake` names whom it is for.
+    pub(crate) fn look_at_queued(&mut self, parts: &mut Parts) {
+        let mut ungated = Vec::new();
+        self.offer(parts, AHEAD, WORK / 4, &mut ungated);
+        let uids = ungated.iter().map(|pod| pod.uid.clone());
+        uids.for_each(|uid| parts.queue.ask_again(&uid));
+        self.unfinished |= !ungated.is_empty();
+    }
+
+    fn offer(
+        &mut self,
+        parts: &mut Parts,
+        limit: usize,
+        mut work: usize,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        let interval = parts.config.wake_again_after;
+        let more_joined = parts.queue.tick(parts.now, interval);
+        if parts.queue.waiting().is_empty() {
+            self.rest();
+        }
+        while limit > woken.len() && parts.queue.waiting().has_credit() {
+            let before = woken.len();
+            self.look_everywhere(parts, &mut work);
+            self.offer_room(parts, limit, &mut work, woken);
+            if work == 0 || woken.len() == before || !self.look_on(parts) {
+                break;
+            }
+        }
+        let looks_on = self.look.is_some() && parts.queue.waiting().has_credit();
+        self.unfinished = work == 0 || more_joined || looks_on;
+    }
+
+    /// What was found for queued pods may have gone to others before them: there may be more. False if no pod is
+    /// left for whom to look.
+    fn look_on(&mut self, parts: &mut Parts) -> bool {
+        let mut any = false;
+        for kind in std::mem::take(&mut self.found) {
+            any |= parts.queue.look_on(kind, parts.now);
+        }
+        any
+    }
+
+    /// At most `limit` pods that are to ask again at once.
+    fn come_again(&mut self, parts: &mut Parts, limit: usize) -> Vec<Arc<PodFacts>> {
+        let mut again = Vec::new();
+        while again.len() < limit
+            && let Some(uid) = parts.queue.next_unfinished()
+        {
+            let twice = |pod: &Arc<PodFacts>| pod.uid == uid;
+            if parts.queue.waiting().contains(&uid) && !again.iter().any(twice) {
+                again.extend(parts.sight().asleep(&uid));
+            }
+        }
+        again
+    }
+
+    /// Finds room that was there before somebody waited for it, or that nobody came for.
+    fn look_everywhere(&mut self, parts: &mut Parts, work: &mut usize) {
+        let interval = parts.config.wake_again_after;
+        // Half of it is for room that has just appeared.
+        let rest = *work / 2;
+        while *work > rest {
+            if let Some(mut look) = self.look.take() {
+                if !self.look(parts, &mut look, work, rest) {
+                    self.look = Some(look);
+                    return;
+                }
+                continue;
+            }
+            let Some((uid, kind)) = parts.queue.waiting_mut().next_due(parts.now, interval) else {
+                return;
+            };
+            *work -= 1;
+            if let Some(kind) = kind.filter(|_| parts.sight().asleep(&uid).is_some()) {
+                let least = parts.queue.waiting().kind(kind).map(Kind::least);
+                self.look = Some(Look {
+                    uid,
+                    kind,
+                    all: parts.books.nodes().len(),
+                    least: least.unwrap_or_default(),
+                    seen: None,
+                    found: false,
+                    could: false,
+                });
+            }
+        }
+    }
+
+    /// True if there is nothing left to look at.
+    fn look(&mut self, parts: &mut Parts, look: &mut Look, work: &mut usize, rest: usize) -> bool {
+        let Some(pod) = parts.sight().asleep(&look.uid) else {
+            return true;
+        };
+        let again = parts.now + parts.config.wake_again_after;
+        while *work > rest {
+            if look.all > 0 {
+                look.all -= 1;
+                *work = work.saturating_sub(1 + price(&pod));
+                let node = parts.books.nth_node(look.all);
+                if node.is_some_and(|(name, _)| {
+                    parts.sight().could_hold(name, &pod, &mut Budget::all())
+                }) {
+                    look.could = true;
+                    look.all = 0;
+                }
+                continue;
+            }
+            let next = parts.books.room_before(look.seen.as_ref(), look.least);
+            look.seen = next.cloned();
+            let Some((_, name)) = next else {
+                let until = if look.found { again } else { parts.now + FLUSH };
+                self.looked(parts, look, until);
+                return true;
+            };
+            *work -= 1;
+            if parts.queue.waiting().is_barred(&look.uid, name) {
+                continue;
+            }
+            if parts.sight().may_fit(name, &pod)
+                && let Some(left) = parts.sight().unoffered(name)
+                && parts
+                    .sight()
+                    .fits_one_of(look.kind, name, &left, &pod, work)
+            {
+                parts.queue.waiting_mut().room_on(name);
+                if !parts.earmarks.has_earmarks(name) {
+                    look.could = true;
+                    self.looked(parts, look, again);
+                    return true;
+                }
+                look.found = true;
+            }
+        }
+        false
+    }
+
+    /// There is nothing left to look at. A queued pod that no node could hold is ungated.
+    fn looked(&mut self, parts: &mut Parts, look: &Look, until: Duration) {
+        parts.queue.looked(look.kind, until, look.could);
+        if until < parts.now + FLUSH {
+            self.found.push(look.kind);
+        }
+    }
+
+    /// At most `limit` pods in all that are let through without room.
+    pub(super) fn let_go(
+        &mut self,
+        parts: &mut Parts,
+        limit: usize,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        self.unfinished |= self.find_preemptors(parts);
+        let mut free = STUCK.saturating_sub(parts.queue.gated().stuck());
+        while free > 0
+            && woken.len() < limit
+            && let Some((uid, why)) = parts.queue.gated_mut().next_leaving(parts.now)
+        {
+            free -= 1;
+            if why == Ungate::MayPreempt {
+                self.goes_out(parts, &uid);
+            }
+            let waits = |pod: &&Arc<PodFacts>| pod.queued && parts.books.assumed(&uid).is_none();
+            woken.extend(parts.books.pod(&uid).filter(waits).cloned());
+        }
+    }
+}
+
+impl Sight<'_> {
+    /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
+    /// nomination keeps room, one of the kind may be the nominated one, or come before it.
+    fn fits_one_of(
+        &self,
+        kind: KindId,
+        name: &str,
+        left: &Left,
+        pod: &Arc<PodFacts>,
+        work: &mut usize,
+    ) -> bool {
+        let mut fits = |pod: &PodFacts| {
+            *work = work.saturating_sub(price(pod));
+            self.fits(name, left, pod)
+        };
+        let waiting = self.queue.waiting();
+        fits(pod)
+            || self.earmarks.has_earmarks(name) && {
+                let highest = waiting.kind(kind).and_then(Kind::highest);
+                let kept = self.earmarks.pods_with_earmarks(name);
+                let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
+                let others = highest.into_iter().chain(kept);
+                let others = others.filter(|uid| **uid != pod.uid);
+                let mut others = others.filter_map(|uid| self.asleep(uid));
+                others.any(|other| fits(&other))
+            }
+    }
+}
+
+impl Known<'_> {
+    /// Would the pod fit in what is left of the node's room?
+    pub(super) fn fits(&self, name: &str, left: &Left, pod: &PodFacts) -> bool {
+        let mut trial = self.trial().with(name, left);
+        trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
+            && (!self.earmarks.has_earmarks(name) || self.choose(name, pod).is_ok())
+    }
+}
+
+/// What is under way between two calls.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    pub(super) offering: Option<Offering>,
+    look: Option<Look>,
+    /// Room was found for these kinds since it was last offered.
+    found: Vec<KindId>,
+    /// The last call stopped because of what it cost.
+    unfinished: bool,
+    pub(super) gangs: Gangs,
+    pub(super) preemptors: Preemptors,
+}
+
+impl Wakes {
+    /// No pod waits.
+    fn rest(&mut self) {
+        (self.offering, self.look, self.unfinished) = (None, None, false);
+        self.found.clear();
+    }
+
+    /// Did the last call stop because of what it cost?
+    pub(crate) fn go_on(&self) -> bool {
+        self.unfinished
+    }
+
+    /// Something has changed in the books.
+    pub(crate) fn follow(&mut self, event: &Event) {
+        self.preemptors.follow(event);
+    }
+
+    /// What all looks for queued pods that may preempt have cost.
+    pub(crate) fn spent_on_preemptors(&self) -> u64 {
+        self.preemptors.spent
+    }
+
+    /// Must the room of this node still be offered to a queued pod, before another?
+    pub(crate) fn is_for_queued(&self, name: &str, queue: &Queue) -> bool {
+        // Kinds that are to be looked for after this one may want any node.
+        self.look.is_some()
+            || !queue.waiting().is_noted()
+            || queue.waiting().is_queued(name)
+            || (self.offering.as_ref()).is_some_and(|offering| *offering.node == *name)
+    }
+}
+
+/// What a fit of this pod costs.
+pub(super) fn price(pod: &PodFacts) -> usize {
+    FIT * pod.containers.len().max(1).pow(2)
+}
