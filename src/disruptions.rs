@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, names};
-use gpustow_ledger::{self as ledger, Reserved};
+use gpustow_ledger::{Cause, Demands, Due, Reserved, Subject, TURNS};
 use gpustow_serve::rate::{Backoff, Window};
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep};
@@ -31,8 +31,7 @@ use crate::budgets::{broken, budgets};
 use crate::events::Kind;
 use crate::leading::while_leading;
 use conditions::{Ended, Says, is_settled, reservation};
-pub(crate) use demand::{Action, Cause};
-use demand::{Demands, under_pressure};
+use demand::under_pressure;
 pub(crate) use resume::resume;
 
 /// Between two parts of a look: filter has its turn.
@@ -83,25 +82,9 @@ struct Disruptions {
     defragmented: Window,
 }
 
-/// What the ledger is to choose pods for that are evicted.
-struct Choices {
-    /// Pods for which others are preempted.
-    due: Vec<Arc<PodFacts>>,
-    /// The pod for which others move.
-    to_move: Option<Arc<PodFacts>>,
-    /// The node that is emptied.
-    to_empty: Option<Arc<str>>,
-}
-
-impl Choices {
-    fn is_none(&self) -> bool {
-        self.due.is_empty() && self.to_move.is_none() && self.to_empty.is_none()
-    }
-}
-
 /// What a waiting pod was told.
 struct Told {
-    cause: ledger::Cause,
+    cause: Cause,
     node: Arc<str>,
     cards: Vec<Arc<str>>,
     victims: BTreeSet<Uid>,
@@ -131,49 +114,30 @@ impl Disruptions {
     }
 
     async fn look(&mut self, epoch: u64) {
-        let may_evict = self.evictions_left() > 0;
+        let most = self.evictions_left();
         let app = self.app.clone();
         let ledger = &app.ledger;
-        {
-            let (now, unix) = (ledger.now(), Timestamp::now().as_second());
-            let mut ledger = ledger.lock();
-            ledger.tell_time(unix);
-            ledger.reclaim(now);
+        ledger.lock().tell_time(Timestamp::now().as_second());
+        let mut due = Vec::new();
+        for means in TURNS {
+            due.extend(ledger.lock().look(means, most, ledger.now()));
+            sleep(TURN).await;
         }
-        sleep(TURN).await;
-        let unix = Timestamp::now().as_second();
-        ledger.lock().keep_reservations(ledger.now(), unix);
-        sleep(TURN).await;
-        let (due, cut) = {
-            let (now, mut ledger) = (ledger.now(), ledger.lock());
-            (ledger.fragmented(now), ledger.searches_cut())
-        };
+        let cut = ledger.lock().searches_cut();
         cut.iter().for_each(|pod| app.events.search_cut(pod));
-        sleep(TURN).await;
-        let to_move = may_evict.then(|| ledger.lock().due_to_move(ledger.now()));
-        let to_move = to_move.flatten();
-        sleep(TURN).await;
-        let to_empty =
-            (may_evict && to_move.is_none()).then(|| ledger.lock().due_to_empty(ledger.now()));
-        let to_choose = Choices {
-            due,
-            to_move,
-            to_empty: to_empty.flatten(),
-        };
-        sleep(TURN).await;
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
         let (mut demands, marked, news) = {
             let (now, mut ledger) = (ledger.now(), ledger.lock());
             let marked: Vec<_> = ledger.marked().cloned().collect();
-            let demands = Demands::of(&ledger, short.clone(), now);
+            let demands = ledger.demands(short.clone(), now);
             self.told_free
                 .retain(|_, at| at.elapsed() < memory::SHOWN_WITHIN);
             let told = |uid: &str| self.told_free.contains_key(uid);
             (demands, marked, ledger.memory_news(told, now))
         };
         self.tell_of_reservations(&demands);
-        let none = demands.is_empty() && to_choose.is_none() && news.is_empty();
+        let none = demands.is_empty() && due.is_empty() && news.is_empty();
         // It begins after every copy that this look rests on.
         if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
             return;
@@ -189,8 +153,8 @@ impl Disruptions {
             }
         }
         self.tell_of_memory(&news).await;
-        if self.choose(&to_choose).await {
-            demands = Demands::of(&ledger.lock(), short, ledger.now());
+        if self.choose(&due).await {
+            demands = ledger.lock().demands(short, ledger.now());
             if app.epoch.confirm(epoch).await.is_err() {
                 return;
             }
@@ -219,8 +183,8 @@ impl Disruptions {
     }
 
     /// Has the ledger choose pods that are evicted. False if there are none to choose.
-    async fn choose(&mut self, choices: &Choices) -> bool {
-        if choices.is_none() {
+    async fn choose(&mut self, all: &[Due]) -> bool {
+        if all.is_empty() {
             return false;
         }
         let budgets = match budgets(&self.app).await {
@@ -232,22 +196,14 @@ impl Disruptions {
         };
         let now = self.app.ledger.now();
         let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
-        for pod in &choices.due {
-            let mut ledger = self.app.ledger.lock();
-            ledger.preempt_fragmented(&pod.uid, &broken, now);
-        }
-        if let Some(pod) = &choices.to_move {
-            let most = self.evictions_left();
-            let mut ledger = self.app.ledger.lock();
-            ledger.move_for(&pod.uid, &broken, most, now);
-        }
-        if let Some(node) = &choices.to_empty {
-            // All pods of the node leave within a minute: their room is not kept for much longer.
-            let limits = self.app.config.spec().disruptions.clone();
-            let at_once = limits.per_minute.min(limits.per_node_per_minute) as usize;
-            let most = self.evictions_left().min(at_once);
-            let mut ledger = self.app.ledger.lock();
-            ledger.empty_node(node, &broken, most, now);
+        for due in all {
+            let mut most = self.evictions_left();
+            if let Subject::Node(_) = due.subject {
+                // All pods of the node leave within a minute: their room is not kept for much longer.
+                let limits = self.app.config.spec().disruptions.clone();
+                most = most.min(limits.per_minute.min(limits.per_node_per_minute) as usize);
+            }
+            self.app.ledger.lock().choose(due, &broken, most, now);
         }
         true
     }
@@ -323,8 +279,8 @@ impl Disruptions {
         let annotation = reservation(reserved, Timestamp::now() + left);
         let text = say::reserved(reserved, &annotation.until, self.give_up_after());
         let reason = match reserved.cause {
-            ledger::Cause::Preempt => "Preempting",
-            ledger::Cause::Defragment => "Defragmenting",
+            Cause::Preempt => "Preempting",
+            Cause::Defragment => "Defragmenting",
             _ => "Reclaiming",
         };
         let says = Says::condition(names::RESERVED_CONDITION, "True", reason, &text);
@@ -350,14 +306,14 @@ impl Disruptions {
     /// Was the pod not told of this yet? A victim less is no news; and if there is none any more, there is nothing to wait for.
     fn is_news(&self, reserved: &Reserved) -> bool {
         let Some(told) = self.told.get(&reserved.pod.uid) else {
-            return reserved.cause != ledger::Cause::Reclaim || !reserved.victims.is_empty();
+            return reserved.cause != Cause::Reclaim || !reserved.victims.is_empty();
         };
         let cards = reserved.cards.iter().map(|(uuid, _)| uuid);
         let known = |pod: &Arc<PodFacts>| told.victims.contains(&pod.uid);
         told.cause != reserved.cause
             || told.node != reserved.node
             || !cards.eq(&told.cards)
-            || reserved.cause != ledger::Cause::Reserve && !reserved.victims.iter().all(known)
+            || reserved.cause != Cause::Reserve && !reserved.victims.iter().all(known)
     }
 
     fn note(&mut self, reserved: &Reserved) {
@@ -377,7 +333,7 @@ impl Disruptions {
     /// Tells pods that have waited long what is reserved for them, and all pods which reservation ended before they had it.
     fn tell_of_reservations(&mut self, demands: &Demands) {
         for reserved in &demands.reserved {
-            if reserved.cause == ledger::Cause::Reserve && self.is_news(reserved) {
+            if reserved.cause == Cause::Reserve && self.is_news(reserved) {
                 let text = say::reserved(reserved, "", self.give_up_after());
                 tracing::info!(
                     namespace = %reserved.pod.namespace, pod = %reserved.pod.name, node = %reserved.node,

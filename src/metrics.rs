@@ -10,7 +10,7 @@ mod workloads;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{self as ledger, Assumed, NodeView, Queued, Reason, Ungate};
+use gpustow_ledger::{self as ledger, Action, Assumed, Cause, NodeView, Queued, Reason, Ungate};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
@@ -25,7 +25,6 @@ use prometheus::{
 use strum::{IntoStaticStr, VariantArray as _, VariantNames};
 
 use crate::bind::BindError;
-use crate::disruptions::{Action, Cause};
 use crate::failure::ErrorKind;
 use crate::history::Figure;
 use crate::provision;
@@ -83,9 +82,9 @@ pub(crate) struct Totals {
     /// Reservations that ended without a bind.
     pub(crate) expirations: u64,
     /// How many reservations there are of memory that is not free yet, by cause; none of them if this replica does not lead.
-    pub(crate) earmarks: Vec<(ledger::Cause, usize)>,
+    pub(crate) earmarks: Vec<(Cause, usize)>,
     /// How many of them ended, by cause and how.
-    pub(crate) earmarks_ended: Vec<(ledger::Cause, ledger::Ended, u64)>,
+    pub(crate) earmarks_ended: Vec<(Cause, ledger::Ended, u64)>,
     /// Pods that an earlier extender may still bind.
     pub(crate) unfenced: usize,
     /// What the pods that wait for room ask for, and which of them wait for others of their gang.

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::hint::black_box;
 use std::time::Duration;
 
+use gpustow_ledger::TURNS;
 use gpustow_settings::Feature;
 
 use crate::world::{Due, World, unix};
@@ -21,16 +22,6 @@ const SLICE: usize = 256;
 const LIMIT: usize = 10;
 
 impl World {
-    /// Reservations for pods that waited long.
-    pub(crate) fn reserve(&mut self, at: Duration) {
-        if self.on == Some(Feature::Reserve) {
-            self.hold(at, "reserve", |ledger, now| {
-                ledger.keep_reservations(now, unix(now));
-                black_box(ledger.reservations());
-            });
-        }
-    }
-
     /// Whether new pods are queued, and who is told its position.
     pub(crate) fn queue(&mut self, at: Duration) {
         if self.on == Some(Feature::Queue) {
@@ -60,41 +51,26 @@ impl World {
         }
     }
 
-    /// What the extender does once a second for reclaim, preemption and defragmentation.
+    /// What the extender does once a second for the means.
     pub(crate) fn look(&mut self, at: Duration) {
-        if !matches!(
-            self.on,
-            Some(Feature::Reclaim | Feature::Preempt | Feature::Defragment)
-        ) {
+        if self.on.is_none_or(|feature| feature == Feature::Queue) {
             return;
         }
-        let moves = self.on == Some(Feature::Defragment);
-        let due = self.hold(at, "look", |ledger, now| {
-            ledger.tell_time(unix(now));
-            ledger.reclaim(now);
-            ledger.fragmented(now)
-        });
-        let to_move = self.hold(at, "look", |ledger, now| {
-            moves.then(|| ledger.due_to_move(now)).flatten()
-        });
+        self.hold(at, "look", |ledger, now| ledger.tell_time(unix(now)));
+        let mut due = Vec::new();
+        for means in TURNS {
+            due.extend(self.hold(at, means.into(), |ledger, now| ledger.look(means, 10, now)));
+        }
         self.hold(at, "look", |ledger, _| {
             black_box(ledger.marked().count());
         });
-        self.hold(at, "limits", |ledger, now| {
-            black_box((ledger.over_limits(now), ledger.reclaims(now)));
-        });
-        for pod in due {
-            self.hold(at, "preempt", |ledger, now| {
-                ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), now)
+        for due in due {
+            self.hold(at, "choose", |ledger, now| {
+                ledger.choose(&due, &|_| Vec::new(), 10, now)
             });
         }
-        if let Some(pod) = to_move {
-            self.hold(at, "move", |ledger, now| {
-                ledger.move_for(&pod.uid, &|_| Vec::new(), 10, now)
-            });
-        }
-        let helped = self.hold(at, "look", |ledger, now| {
-            ledger.preemptions(now).len() + ledger.reclaims(now).len()
+        let helped = self.hold(at, "demands", |ledger, now| {
+            ledger.demands(Vec::new(), now).announced().count()
         });
         assert_eq!(helped, 0, "a waiting pod is helped");
     }

@@ -40,7 +40,6 @@ pub(crate) enum Due {
     /// The extender's loops.
     Look,
     Shortages,
-    Reserve,
     Queue,
     Wake,
     Warm,
@@ -116,7 +115,6 @@ impl World {
             Due::Retry,
             Due::Look,
             Due::Shortages,
-            Due::Reserve,
             Due::Queue,
             Due::Wake,
             Due::Report,
@@ -180,10 +178,6 @@ impl World {
                     LOOK
                 }
                 Due::Shortages => self.shortages(at),
-                Due::Reserve => {
-                    self.reserve(at);
-                    LOOK
-                }
                 Due::Queue => {
                     self.queue(at);
                     QUEUE

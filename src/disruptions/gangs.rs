@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use gpustow_api::Group;
+use gpustow_ledger::Demand;
 
 use super::conditions::is_settled;
-use super::demand::Demand;
 use super::{Disruptions, Uid};
 use crate::ask::AskError;
 use crate::budgets::{broken, budgets};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::names;
+use gpustow_ledger::{Action, Cause};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -13,7 +14,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::{Action, Cause, TIMEOUT};
+use super::TIMEOUT;
 use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::events::Kind;
@@ -53,7 +54,7 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
     let marks = app.config.spec().reserve.mark_nodes;
     let mut pause = (!marks).then_some(RARE);
     let reservations = match marks {
-        true => app.ledger.lock().reservations(),
+        true => app.ledger.lock().reserved(Cause::Reserve, app.ledger.now()),
         false => Vec::new(),
     };
     let kept: BTreeSet<Arc<str>> = reservations.into_iter().map(|it| it.node).collect();

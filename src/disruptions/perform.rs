@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_ledger::{Action, Cause, Demand};
 use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
@@ -11,7 +12,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::conditions::{Says, is_settled};
-use super::demand::{Action, Cause, Demand, Demands};
+use super::demand::reasons;
 use super::{Disruptions, TIMEOUT, say};
 use crate::ask::{AskError, within};
 use crate::events::Kind;
@@ -88,26 +89,7 @@ impl Disruptions {
     /// Is this still demanded, for the same pod? The look that said so may be some requests old.
     fn is_wanted(&self, demand: &Demand) -> bool {
         let now = self.app.ledger.now();
-        let ledger = self.app.ledger.lock();
-        let uid = &demand.victim.uid;
-        match (demand.cause, demand.whom.pod()) {
-            (Cause::Preempt | Cause::Defragment, Some(whom)) => {
-                let of_it = ledger.preemption(&whom.uid, now);
-                of_it.is_some_and(|it| {
-                    it.node == demand.node && it.victims.iter().any(|pod| pod.uid == *uid)
-                })
-            }
-            (Cause::Defragment, None) => {
-                let emptying = ledger.emptying(now);
-                emptying.is_some_and(|it| {
-                    it.node == demand.node && it.moves.iter().any(|it| it.pod.uid == *uid)
-                })
-            }
-            _ => {
-                let short = ledger.shortages_on(&demand.node, now);
-                Demands::of(&ledger, short, now).contains(demand)
-            }
-        }
+        self.app.ledger.lock().still(demand, now)
     }
 
     /// False if this replica leads no more, or the victim need not be disrupted any more.
@@ -138,7 +120,7 @@ impl Disruptions {
         );
         let mut version = victim.resource_version.to_string();
         if !demand.is_marked() {
-            for (nth, reason) in demand.reasons().iter().enumerate() {
+            for (nth, reason) in reasons(demand).iter().enumerate() {
                 // By the second the victim's agent, or the next leader, would act.
                 if nth > 0 && self.app.epoch.confirm(epoch).await.is_err() {
                     return Ok(None);

@@ -1,5 +1,6 @@
 //! What an earlier leader had begun goes on before anything else is decided.
 
+use gpustow_ledger::Cause;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::app::App;
@@ -8,9 +9,9 @@ use crate::app::App;
 /// pods that have waited for long, and memory that is being reclaimed.
 pub(crate) fn resume(app: &App) {
     let now = app.ledger.now();
-    let unix = Timestamp::now().as_second();
     let mut ledger = app.ledger.lock();
-    ledger.tell_time(unix);
-    ledger.keep_reservations(now, unix);
-    ledger.reclaim(now);
+    ledger.tell_time(Timestamp::now().as_second());
+    for means in [Cause::Reserve, Cause::Reclaim] {
+        ledger.look(means, 0, now);
+    }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, Memory, PodFacts, names};
-use gpustow_ledger::{self as ledger, News, Reserved};
+use gpustow_ledger::{Action, Cause, Demand, News, Reserved, Whom};
 use gpustow_pack::Mib;
 
-use super::demand::{Action, Cause, Demand, Whom, name};
+use super::demand::name;
 use crate::ask::AskError;
 
 /// Pods that are named of those that must finish for a pod that has waited long.
@@ -21,7 +21,7 @@ pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> S
     };
     let names = names_of(&it.victims, usize::MAX);
     let how = match it.cause {
-        ledger::Cause::Reserve => {
+        Cause::Reserve => {
             return format!(
                 "Reserved {gpus} on node {} for this pod, which has waited long. {}. If none finishes within {}, the extender \
                  tries other GPUs.",
@@ -38,8 +38,8 @@ pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> S
             }
         }
         _ if it.victims.is_empty() => "Pods there terminate already".to_owned(),
-        ledger::Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
-        ledger::Cause::Preempt => format!("Preempting {names}"),
+        Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
+        Cause::Preempt => format!("Preempting {names}"),
         _ => format!("Reclaiming memory from {names}"),
     };
     format!("Reserved {gpus} on node {} until {until}. {how}.", it.node)
@@ -225,8 +225,12 @@ fn period(lasts: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gpustow_api::config::{self, GpustowConfigSpec};
+    use gpustow_ledger::{Ledger, Pursuit, TURNS};
+    use gpustow_settings::Feature;
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
+    use strum::VariantArray as _;
 
     use super::*;
 
@@ -243,7 +247,7 @@ mod tests {
         let place = |cards: usize, pods: usize, lasts| {
             let it = Reserved {
                 pod: pod("p"),
-                cause: ledger::Cause::Reserve,
+                cause: Cause::Reserve,
                 node: "gpu-node-3".into(),
                 until: Duration::ZERO,
                 cards: (0..cards)
@@ -267,5 +271,44 @@ mod tests {
             "{one}"
         );
         assert!(one.contains("within 90 s"), "{one}");
+    }
+
+    #[test]
+    fn each_cause_has_a_switch_a_plan_words_a_permission_and_a_page() {
+        let rows = [
+            (Cause::Reclaim, Feature::Reclaim, "reclaim"),
+            (Cause::Pressure, Feature::Reclaim, "reclaim"),
+            (Cause::OverLimit, Feature::Reclaim, "limits"),
+            (Cause::Reserve, Feature::Reserve, "reservations"),
+            (Cause::Preempt, Feature::Preempt, "preemption"),
+            (Cause::Defragment, Feature::Defragment, "defragmentation"),
+        ];
+        let disrupt = |cause: &&Cause| !cause.actions().is_empty();
+        assert_eq!(Cause::VARIANTS.iter().filter(disrupt).count(), rows.len());
+        let mut spec = GpustowConfigSpec::default();
+        spec.reclaim.action = config::Action::Evict;
+        spec.preempt.fragmented = true;
+        spec.defragment.evictions_per_hour = 1;
+        (spec.reserve.after.0, spec.reserve.mark_nodes) = (Some(Duration::ZERO), true);
+        let ledger = Ledger::new(gpustow_settings::ledger(&spec));
+        let plans = ledger.report(&pod("p"), Duration::ZERO);
+        for (cause, feature, page) in rows {
+            assert!(feature.is_on(&spec) && feature.needs(&spec).is_some());
+            let plan = plans.iter().find(|(means, _)| *means == cause);
+            assert_eq!(plan.is_some(), TURNS.contains(&cause), "{cause:?}");
+            assert!(plan.is_none_or(|(_, it)| *it != Pursuit::Off), "{cause:?}");
+            let demand = Demand {
+                victim: pod("victim"),
+                cause,
+                action: cause.actions()[0],
+                node: "n".into(),
+                whom: Whom::Pod(pod("p")),
+                gang: None,
+                cards: Vec::new(),
+            };
+            assert!(why(&demand, Duration::ZERO).contains("team/p"), "{cause:?}");
+            let page = format!("{}/docs/{page}.md", env!("CARGO_MANIFEST_DIR"));
+            assert!(std::fs::exists(&page).unwrap(), "{page}");
+        }
     }
 }

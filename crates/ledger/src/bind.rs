@@ -133,7 +133,7 @@ impl Ledger {
     pub fn expire(&mut self, now: Duration) {
         self.parts.now = now;
         let ttl = self.parts.config.claim_ttl;
-        self.note_late_borrowers(now);
+        self.parts.note_late_borrowers();
         self.parts
             .change(|earmarks, books| earmarks.expire(books, now, ttl));
         let change = self.parts.books.expire(now);

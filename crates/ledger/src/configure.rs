@@ -1,9 +1,7 @@
 //! Changes of the configuration while the ledger is in use.
 
-use std::time::Duration;
-
 use crate::earmarks::Ended;
-use crate::{Config, Ledger, MEANS};
+use crate::{Config, Ledger};
 
 impl Ledger {
     /// Goes on with another configuration. Whatever a feature that is off now has reserved is free again, and pods
@@ -11,11 +9,10 @@ impl Ledger {
     pub fn configure(&mut self, config: Config) {
         self.parts.config = config;
         self.parts.scores.set_policy(config.policy);
-        let off = MEANS.into_iter();
-        let off = off.filter(|means| self.sight(Duration::ZERO).acts_after(*means).is_none());
-        let ended: Vec<_> = off
-            .flat_map(|means| self.parts.earmarks.all_of(means))
-            .collect();
+        let off = self.means.all().into_iter();
+        let off = off.filter(|means| means.after(&config).is_none());
+        let earmarks = &self.parts.earmarks;
+        let ended: Vec<_> = off.flat_map(|it| earmarks.all_of(it.cause())).collect();
         for uid in ended {
             self.parts.end(&uid, Ended::Needless);
         }

@@ -12,6 +12,7 @@ use crate::budget::Budget;
 use crate::evidence::NodeSet;
 use crate::gangs::Shortfall;
 use crate::known::Known;
+use crate::means::Reclaim;
 use crate::reason::Reason;
 use crate::scores::{ClassId, Slot};
 use crate::trial::Host;
@@ -218,7 +219,7 @@ impl Ledger {
                 if refused.iter().any(|(_, why)| wants(*why)) {
                     self.parts.queue.is_short(uid);
                 }
-                self.reclaim_for(ask.pod, &short, now);
+                Reclaim::at_once(&mut self.parts, ask.pod, &short);
             }
             for (name, reason) in &mut refused {
                 *reason = self.sight(now).told(ask.pod, name, *reason);

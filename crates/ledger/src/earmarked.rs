@@ -8,15 +8,15 @@ use crate::earmarks::{Cause, Ended};
 impl Ledger {
     /// How many earmarks there are now, for each cause.
     pub fn earmarks(&self) -> impl Iterator<Item = (Cause, usize)> {
-        let all = Cause::VARIANTS.iter();
-        all.map(|cause| (*cause, self.parts.earmarks.all_of(*cause).len()))
+        let all = Cause::EARMARKS.into_iter();
+        all.map(|cause| (cause, self.parts.earmarks.all_of(cause).len()))
     }
 
     /// How many ended since this ledger began, for each cause and each way.
     pub fn earmarks_ended(&self) -> impl Iterator<Item = (Cause, Ended, u64)> {
-        Cause::VARIANTS.iter().flat_map(|cause| {
+        Cause::EARMARKS.into_iter().flat_map(move |cause| {
             let all = Ended::VARIANTS.iter();
-            all.map(|how| (*cause, *how, self.parts.earmarks.count_ended(*cause, *how)))
+            all.map(move |how| (cause, *how, self.parts.earmarks.count_ended(cause, *how)))
         })
     }
 }

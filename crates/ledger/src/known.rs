@@ -2,6 +2,8 @@
 
 mod evidence;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
@@ -32,12 +34,19 @@ pub(crate) struct Known<'a> {
     pub(super) queued: Option<i32>,
     pub(super) config: &'a Config,
     pub(super) asked: &'a Asked,
+    /// What looks have cost so far.
+    pub(super) work: &'a AtomicU64,
     pub(super) now: Duration,
     /// The same in seconds since 1970, if that is known.
     pub(super) unix: Option<i64>,
 }
 
 impl Known<'_> {
+    /// A look has spent so much.
+    pub(crate) fn count_spent(&self, spent: u64) {
+        self.work.fetch_add(spent, Ordering::Relaxed);
+    }
+
     /// Is the node in a state to be asked at all?
     pub(crate) fn check(&self, name: &str) -> Result<(), Reason> {
         let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
@@ -96,6 +105,17 @@ impl Known<'_> {
             Cause::Ungated => true,
             _ => self.queued.is_none_or(|highest| highest <= pod.priority),
         })
+    }
+
+    /// The names of all nodes.
+    pub(crate) fn node_names(&self) -> Vec<Arc<str>> {
+        self.books.nodes().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The nodes that kube-scheduler's own filters do not refuse for the pod, as far as that is known here.
+    pub(crate) fn open_to(&self, pod: &PodFacts) -> impl Iterator<Item = &Arc<str>> {
+        let nodes = self.books.nodes().map(|(name, _)| name);
+        nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none())
     }
 
     /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.

@@ -52,36 +52,30 @@ mod asked;
 mod asleep;
 mod bind;
 mod books;
-mod borrowers;
 mod budget;
 mod config;
 mod configure;
 mod decide;
 mod earmarked;
 mod earmarks;
-mod empty;
 mod evidence;
 mod explain;
-mod fragmented;
 mod gangs;
 mod known;
 mod late;
+mod look;
 mod maps;
 mod means;
+mod members;
 mod offered;
-mod over_limit;
 mod parts;
 mod preempt;
 mod problems;
 mod provision;
 mod queue;
 mod reason;
-mod reclaim;
 mod report;
-mod reservations;
-mod round;
 mod scores;
-mod shortage;
 mod sight;
 mod snapshot;
 mod trial;
@@ -93,6 +87,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use books::Change;
+use means::Registry;
 use parts::Parts;
 use sight::Sight;
 
@@ -103,34 +98,26 @@ pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
 pub use earmarks::{Cause, Ended};
-pub use empty::Emptying;
-pub use fragmented::{Broken, Move, Moves};
 pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
-pub use means::{NotNow, Reserved};
-pub use over_limit::OverLimit;
+pub use means::{
+    Action, Borrower, Broken, Demand, Demands, Due, Emptying, Move, Moves, NotNow, OverLimit,
+    Reserved, Shortage, Subject, TURNS, Whom,
+};
 pub use preempt::Victims;
 pub use problems::{Problem, twice};
 pub use provision::{Placeholder, Provision};
 pub use queue::{Queued, Ungate};
 pub use reason::Reason;
-pub use reclaim::Borrower;
 pub use report::{MEANS, Pursuit};
-pub use shortage::{Harm, Shortage};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState};
 
 /// The ledger: the books, and what follows from them. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Ledger {
     parts: Parts,
-    over: over_limit::Seen,
-    placing: reservations::Seen,
-    calling: round::Round<reclaim::Rank>,
+    means: Registry,
     wakes: wake::Wakes,
-    fragmented: fragmented::Seen,
-    moving: fragmented::Tries,
-    emptying: empty::Rounds,
     gangs: gangs::Cycles,
-    waits: gangs::Waits,
     arriving: provision::Arriving,
     unanswered: provision::Unanswered,
     lacks: provision::Lacks,
@@ -159,7 +146,10 @@ impl Ledger {
         let parts = &mut self.parts;
         for event in change.into_events() {
             parts.shown.follow(&event, &parts.books, &parts.scores);
-            self.over.follow(&event, parts.config.over_limit_for);
+            self.means
+                .reclaim
+                .limits_mut()
+                .follow(&event, parts.config.over_limit_for);
             parts.scores.follow(&event, &mut parts.books);
             let (earmarks, books) = (&mut parts.earmarks, &parts.books);
             parts.queue.follow(&event, earmarks, books);

@@ -23,6 +23,8 @@ pub(crate) struct Parts {
     pub(super) shown: Shown,
     pub(super) queue: Queue,
     pub(super) asked: Asked,
+    /// Pods for which a search ended because it had cost enough: they are to be told.
+    pub(super) cut: Vec<Uid>,
     /// What time it is, as the last verb with a time that changes something said.
     pub(super) now: Duration,
     /// The same in seconds since 1970: see [`crate::Ledger::tell_time`].
@@ -51,6 +53,7 @@ impl Parts {
             offered: self.queue.offered(),
             queued: self.queue.gated().highest(),
             config: &self.config,
+            work: &self.work,
             asked: &self.asked,
             now: self.now,
             unix: self.unix,
@@ -75,8 +78,8 @@ impl Parts {
 
     /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
     /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early.
-    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence, now: Duration) {
-        if self.shown.is_to_be_asked(uid, evidence, now) {
+    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence) {
+        if self.shown.is_to_be_asked(uid, evidence, self.now) {
             self.queue.tries_again(uid);
         }
     }
@@ -88,11 +91,12 @@ impl Parts {
 
     /// So many pods or nodes were looked at.
     pub(crate) fn count(&self, looked_at: usize) {
-        self.count_spent(u64::try_from(looked_at).unwrap_or(u64::MAX));
+        self.sight()
+            .count_spent(u64::try_from(looked_at).unwrap_or(u64::MAX));
     }
 
     /// A look has spent so much.
     pub(crate) fn count_spent(&self, spent: u64) {
-        self.work.fetch_add(spent, Ordering::Relaxed);
+        self.sight().count_spent(spent);
     }
 }

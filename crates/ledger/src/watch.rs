@@ -112,7 +112,7 @@ impl Ledger {
 
     /// A node is gone. Pods bound to it still count should it come back.
     pub fn delete_node(&mut self, name: &str) {
-        self.emptying.forget(name);
+        self.means.defragment.forget(name);
         let change = self.parts.books.delete_node(name);
         self.follow(change);
     }
@@ -133,7 +133,9 @@ impl Ledger {
         let change = self.parts.books.apply_gpunode(name, status, now);
         self.follow(change);
         if is_news {
-            self.note_over_limits(name, now);
+            self.parts.now = now;
+            let sight = self.parts.sight();
+            self.means.reclaim.limits_mut().note(name, &sight);
         }
     }
 
@@ -141,7 +143,7 @@ impl Ledger {
     pub fn delete_gpunode(&mut self, name: &str) {
         let change = self.parts.books.delete_gpunode(name);
         self.follow(change);
-        self.over.forget(name);
+        self.means.reclaim.limits_mut().forget(name);
     }
 
     /// The whole list of GpuNodes.

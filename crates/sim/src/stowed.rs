@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
-use gpustow_ledger::{Ask, Config, Ledger, Move, Outcome};
+use gpustow_ledger::{Ask, Config, Due, Ended, Ledger, Move, Outcome, Subject, TURNS};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
 use crate::hosts::{Host, Job, Models};
@@ -336,7 +336,13 @@ impl Placer for Stowed {
 
     fn keep(&mut self, now: u64) -> bool {
         self.at(now);
-        self.ledger.keep_reservations(self.now, seconds(self.now))
+        let given_up = |ledger: &Ledger| -> u64 {
+            let all = Ended::GIVEN_UP.into_iter();
+            all.map(|how| ledger.given_up(how)).sum()
+        };
+        let before = given_up(&self.ledger);
+        self.look(0);
+        given_up(&self.ledger) != before
     }
 
     fn moves(&mut self, id: usize, job: &Job) -> Vec<(usize, Placed)> {
@@ -351,10 +357,10 @@ impl Placer for Stowed {
     }
 
     fn empties(&mut self, most: usize) -> Vec<(usize, Placed)> {
-        self.ledger.tell_time(seconds(self.now));
-        let node = self.ledger.due_to_empty(self.now);
+        let mut due = self.look(most).into_iter();
+        let node = due.find(|it| matches!(it.subject, Subject::Node(_)));
         let broken = |_: &[Arc<PodFacts>]| Vec::new();
-        let begins = |node| self.ledger.empty_node(&node, &broken, most, self.now);
+        let begins = |node| self.ledger.choose(&node, &broken, most, self.now);
         if !node.is_some_and(begins) {
             return Vec::new();
         }
@@ -391,6 +397,15 @@ impl Placer for Stowed {
         self.ledger.apply_pod(pod);
         self.sampler.gave(from, job);
         self.sampler.took(placed.host, job);
+    }
+}
+
+impl Stowed {
+    fn look(&mut self, most: usize) -> Vec<Due> {
+        self.ledger.tell_time(seconds(self.now));
+        let turns = TURNS.into_iter();
+        let due = turns.flat_map(|means| self.ledger.look(means, most, self.now));
+        due.collect()
     }
 }
 

@@ -106,7 +106,7 @@ impl Backoffs {
                     evicted_for_nothing(of_controller, earmark, now);
                 }
             }
-            Cause::Nominated | Cause::Ungated | Cause::Replacement => {}
+            _ => {}
         }
     }
 

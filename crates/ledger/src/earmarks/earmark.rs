@@ -29,6 +29,8 @@ pub(crate) struct Earmark {
     pub(super) waits_for: Box<[Uid]>,
     /// The gang for all of which others are evicted: it lasts until the pod is bound.
     gang: Option<Group>,
+    /// Nodes that gained room before this, on the clock of such gains, were looked at for the pod.
+    pub(super) looked: u64,
     /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
     pub(super) until: Duration,
 }
@@ -52,9 +54,25 @@ pub enum Cause {
     Defragment,
     /// The room of one of these replacements.
     Replacement,
+    /// A pod cannot grow to its request, or the headroom is not free, because others use more than they requested. Nothing is
+    /// earmarked for it.
+    Pressure,
+    /// A pod has been over its limit for too long. Nothing is earmarked for it.
+    OverLimit,
 }
 
 impl Cause {
+    /// The causes for which room is earmarked.
+    pub const EARMARKS: [Self; 7] = [
+        Self::Nominated,
+        Self::Ungated,
+        Self::Reclaim,
+        Self::Reserve,
+        Self::Preempt,
+        Self::Defragment,
+        Self::Replacement,
+    ];
+
     /// Are other pods evicted for it?
     pub(crate) fn evicts(self) -> bool {
         matches!(self, Self::Preempt | Self::Defragment)
@@ -108,6 +126,7 @@ impl Earmark {
             want: Want::WhatFits,
             waits_for: Box::default(),
             gang: None,
+            looked: 0,
             until,
         }
     }
@@ -130,6 +149,7 @@ impl Earmark {
             },
             waits_for: waits_for.into(),
             gang: None,
+            looked: 0,
             until,
         }
     }
@@ -152,6 +172,10 @@ impl Earmark {
 
     pub(crate) fn cause(&self) -> Cause {
         self.cause
+    }
+
+    pub(crate) fn looked(&self) -> u64 {
+        self.looked
     }
 
     pub(crate) fn until(&self) -> Duration {

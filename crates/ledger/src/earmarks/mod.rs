@@ -174,9 +174,9 @@ impl Earmarks {
         self.all_earmarked(Cause::evicts)
     }
 
-    /// The same without pods of gangs.
-    pub(crate) fn all_evictions_for_pods(&self) -> Vec<Uid> {
-        let mut all = self.all_evictions();
+    /// The same by this cause, without pods of gangs.
+    pub(crate) fn evictions_for_pods(&self, cause: Cause) -> Vec<Uid> {
+        let mut all = self.all_of(cause);
         all.retain(|uid| self.earmark(uid).is_some_and(|it| it.gang().is_none()));
         all
     }
@@ -271,6 +271,13 @@ impl Earmarks {
         {
             earmark.waits_for = victims.into();
             self.freed.push((earmark.node.clone(), false));
+        }
+    }
+
+    /// Nodes that gained room before this were looked at for the pod.
+    pub(crate) fn note_looked(&mut self, uid: &str, gains: u64) {
+        if let Some(earmark) = self.all.get_mut(uid) {
+            earmark.looked = gains;
         }
     }
 

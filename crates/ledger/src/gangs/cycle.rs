@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::Group;
 
-use super::plan::Seat;
+use super::plan::{Seat, Seats};
 use super::{FORGOTTEN, Shortfall};
 use crate::books::Uid;
 use crate::maps::HashMap;
@@ -40,7 +40,7 @@ struct Cycle {
 impl Cycles {
     /// kube-scheduler asks about a pod of the gang. True if a cycle begins with it and none of those before was bound: what
     /// they hold is free.
-    pub(super) fn ask(&mut self, gang: &Group, uid: &Uid, now: Duration) -> bool {
+    pub(crate) fn ask(&mut self, gang: &Group, uid: &Uid, now: Duration) -> bool {
         if self.0.len() >= CYCLES {
             self.0
                 .retain(|_, cycle| now.saturating_sub(cycle.heard) < FORGOTTEN);
@@ -65,28 +65,28 @@ impl Cycles {
     }
 
     /// The pods that this cycle has asked about.
-    pub(super) fn asked(&self, gang: &Group) -> Option<&BTreeSet<Uid>> {
+    pub(crate) fn asked(&self, gang: &Group) -> Option<&BTreeSet<Uid>> {
         self.0.get(gang).map(|cycle| &cycle.asked)
     }
 
     /// Why the gang is given up, if it is.
-    pub(super) fn given_up(&self, gang: &Group) -> Option<&Shortfall> {
+    pub(crate) fn given_up(&self, gang: &Group) -> Option<&Shortfall> {
         self.0.get(gang)?.given_up.as_ref()
     }
 
     /// Where the pod is to go, by the plan that was made for another one.
-    pub(super) fn take_seat(&mut self, gang: &Group, uid: &str) -> Option<Seat> {
+    pub(crate) fn take_seat(&mut self, gang: &Group, uid: &str) -> Option<Seat> {
         self.0.get_mut(gang)?.seats.swap_remove(uid)
     }
 
-    pub(super) fn keep_seats(&mut self, gang: &Group, seats: HashMap<Uid, Seat>) {
+    pub(crate) fn keep_seats(&mut self, gang: &Group, seats: Seats) {
         if let Some(cycle) = self.0.get_mut(gang) {
-            cycle.seats = seats;
+            cycle.seats = seats.seats;
         }
     }
 
     /// The gang is given up for this cycle.
-    pub(super) fn give_up(&mut self, gang: &Group, shortfall: Option<Shortfall>) {
+    pub(crate) fn give_up(&mut self, gang: &Group, shortfall: Option<Shortfall>) {
         if let Some(cycle) = self.0.get_mut(gang) {
             cycle.given_up = cycle.given_up.take().or(shortfall);
             cycle.seats.clear();
@@ -94,7 +94,7 @@ impl Cycles {
     }
 
     /// How long its pods hold their room.
-    pub(super) fn hold(&self, gang: &Group) -> Duration {
+    pub(crate) fn hold(&self, gang: &Group) -> Duration {
         match self.0.get(gang) {
             Some(cycle) if cycle.failed => HOLD_AGAIN,
             _ => HOLD,
@@ -102,7 +102,7 @@ impl Cycles {
     }
 
     /// A pod of the gang is bound. True if it is the first in this cycle.
-    pub(super) fn bind(&mut self, gang: &Group) -> bool {
+    pub(crate) fn bind(&mut self, gang: &Group) -> bool {
         let Some(cycle) = self.0.get_mut(gang).filter(|cycle| !cycle.binds) else {
             return false;
         };

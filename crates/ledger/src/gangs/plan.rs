@@ -35,6 +35,15 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
+    pub(crate) fn node(&self) -> &Arc<str> {
+        &self.node
+    }
+
+    /// What is charged of the node's GPUs, by their index.
+    pub(crate) fn charges(&self) -> &[(usize, Mib)] {
+        &self.choice.placement.charges
+    }
+
     pub(crate) fn is_on(&self, node: &str) -> bool {
         *self.node == *node
     }
@@ -60,6 +69,31 @@ pub(crate) struct Seats {
 }
 
 impl Seats {
+    /// How many pods have a place.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// How many fits were tried.
+    pub(crate) fn fits(&self) -> usize {
+        self.fits
+    }
+
+    /// Did the search end before its end?
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Has the pod a place?
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.seats.contains_key(uid)
+    }
+
+    /// The place of the pod, which is its own from now on.
+    pub(crate) fn take(&mut self, uid: &str) -> Option<Seat> {
+        self.seats.swap_remove(uid)
+    }
+
     /// The pods, and their nodes.
     pub(crate) fn into_nodes(self) -> impl Iterator<Item = (Uid, Arc<str>)> {
         self.seats.into_iter().map(|(uid, seat)| (uid, seat.node))
@@ -238,7 +272,7 @@ impl Known<'_> {
     }
 
     /// The same as if these bound pods were gone, or too few seats as soon as it is certain that `wanted` do not fit.
-    pub(super) fn seats_for_all(
+    pub(crate) fn seats_for_all(
         &self,
         members: Vec<Member<'_>>,
         wanted: usize,

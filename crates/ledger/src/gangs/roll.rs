@@ -13,7 +13,7 @@ use crate::known::Known;
 use crate::turn::Turn;
 
 /// Who of a gang is where.
-pub(super) struct Roll {
+pub(crate) struct Roll {
     min_count: usize,
     /// Bound, or assumed.
     placed: usize,
@@ -24,13 +24,18 @@ pub(super) struct Roll {
 }
 
 impl Roll {
+    /// Its pods without a place, in turn.
+    pub(crate) fn open(&self) -> &[Arc<PodFacts>] {
+        &self.open
+    }
+
     /// So many of those that have no place must get one.
-    pub(super) fn wanted(&self) -> usize {
+    pub(crate) fn wanted(&self) -> usize {
         self.min_count.saturating_sub(self.placed + self.others)
     }
 
     /// So many of them get one.
-    pub(super) fn shortfall(&self, gang: &Group, count: usize) -> Shortfall {
+    pub(crate) fn shortfall(&self, gang: &Group, count: usize) -> Shortfall {
         Shortfall {
             group: gang.clone(),
             fit: self.min_count.saturating_sub(self.wanted()) + count,
@@ -43,7 +48,7 @@ impl Roll {
     }
 
     /// These get one.
-    pub(super) fn shortfall_of(&self, gang: &Group, seats: &Seats) -> Shortfall {
+    pub(crate) fn shortfall_of(&self, gang: &Group, seats: &Seats) -> Shortfall {
         let shortfall = self.shortfall(gang, seats.count);
         match seats.is_cut && seats.count < self.wanted() {
             true => Shortfall {
@@ -58,7 +63,7 @@ impl Roll {
 impl Known<'_> {
     /// Who of the gang is where, if it is known how many must be placed. Of the pods without a place `asking` counts, and
     /// those about which this cycle has not been asked yet.
-    pub(super) fn roll(
+    pub(crate) fn roll(
         &self,
         gang: &Group,
         asking: Option<&PodFacts>,

@@ -1,5 +1,6 @@
 //! Pods that sleep: what others may borrow of what they requested, and when they are told that it is free.
 
+use crate::act::Act as _;
 use gpustow_api::{Memory, PodFacts, Sleep};
 use gpustow_ledger::{Config, Ledger};
 

@@ -1,5 +1,6 @@
 //! Which borrowers give memory back, where, and what a look for them costs.
 
+use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::PodUse;

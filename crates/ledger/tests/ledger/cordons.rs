@@ -1,5 +1,6 @@
 //! GPUs that an administrator lets take no new pods.
 
+use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::NodeFacts;
@@ -140,7 +141,8 @@ fn reservations_pass_over_a_node_that_is_gone() {
     let p = pod("p", 95);
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["b"], at(0)).is_empty());
-    ledger.keep_reservations(at(1), 1);
+    ledger.tell_time(1);
+    ledger.keep_reservations(at(1));
     let places = ledger.reservations();
     let nodes: Vec<&str> = places.iter().map(|place| &*place.node).collect();
     assert_eq!(nodes, ["b"]);

@@ -1,6 +1,7 @@
 //! Whatever is planned or kept for a pod counts all that decides whether the pod can run there: rules of GPU affinity, pod
 //! slots and MPS clients as well as memory.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -187,8 +188,9 @@ fn reservation_is_made_on_a_gpu_that_a_replica_of_the_pod_must_leave() {
     };
     assert_eq!(reserve.map(|(_, it)| it), Some(plan));
     // It lasts as long as the replica stays.
-    for second in 121..400 {
-        ledger.keep_reservations(at(second), second.cast_signed());
+    for second in 121_u64..400 {
+        ledger.tell_time(second.cast_signed());
+        ledger.keep_reservations(at(second));
         let all = ledger.reservations();
         assert_eq!(all.len(), 1, "{second}");
         assert_eq!(*all[0].victims[0].uid, *"r0", "{second}");

@@ -1,5 +1,6 @@
 //! Nearly empty nodes whose pods move to fuller ones.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::{Group, NodeFacts, PodFacts};

@@ -1,6 +1,7 @@
 //! No pod ends or moves for another but where kube-scheduler offered the node for it, and one that cannot be helped
 //! keeps no other from being helped.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
@@ -250,7 +251,8 @@ fn a_reservation_keeps_no_pod_from_having_victims() {
     let mut ledger = of(config, &[("a", TWO)]);
     ledger.apply_pod(waits("p", 80));
     offer_all(&mut ledger, at(0));
-    ledger.keep_reservations(at(0), 1_000);
+    ledger.tell_time(1_000);
+    ledger.keep_reservations(at(0));
     assert_eq!(ledger.reservations().len(), 1);
     assert!(first_decision(&mut ledger, 0..5).is_some());
 }

@@ -1,5 +1,6 @@
 //! Who ends for a pod that free memory is too fragmented for.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

@@ -1,5 +1,6 @@
 //! Preemption for pods of PodGroups that come alone, and for gangs whose pods are for several kinds of node.
 
+use crate::act::Act as _;
 use std::collections::BTreeSet;
 
 use gpustow_api::intree::Label;

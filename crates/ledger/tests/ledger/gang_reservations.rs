@@ -1,5 +1,6 @@
 //! GPUs are reserved for the pods of a gang that has waited for long, on one or more nodes.
 
+use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 

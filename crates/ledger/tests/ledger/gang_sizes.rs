@@ -1,5 +1,6 @@
 //! Gangs of any size: a tenant says how many pods there are, and none of that is a depth.
 
+use crate::act::Act as _;
 use std::thread;
 
 use gpustow_api::PodFacts;

@@ -1,5 +1,6 @@
 //! Who finishes for a gang of higher priority.
 
+use crate::act::Act as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Kept room is GPU memory, CPU and memory of the host, whatever it is kept for.
 
+use crate::act::Act as _;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::Mib;
@@ -165,7 +166,8 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     let p = large(waits("p", 80));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
-    ledger.keep_reservations(at(1), 1_000);
+    ledger.tell_time(1_000);
+    ledger.keep_reservations(at(1));
     assert_eq!(ledger.reservations().len(), 1);
     others_get_the_rest(&mut ledger, 1);
 }

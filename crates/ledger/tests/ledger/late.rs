@@ -1,5 +1,6 @@
 //! What the ledger can tell of its own view being late.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

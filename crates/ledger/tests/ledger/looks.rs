@@ -1,5 +1,6 @@
 //! Looks at every node for queued pods: how long they keep a pod beside the queue waiting.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

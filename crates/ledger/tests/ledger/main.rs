@@ -1,5 +1,6 @@
 //! The ledger through its public API: behaviour by theme, and a model test of random histories.
 
+mod act;
 mod asleep;
 mod binding;
 mod borrowers;

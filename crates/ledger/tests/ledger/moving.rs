@@ -1,5 +1,6 @@
 //! What is kept while pods move for one that waits for pieces.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

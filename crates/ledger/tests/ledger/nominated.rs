@@ -1,5 +1,6 @@
 //! Pods that preempt hold the room they wait for.
 
+use crate::act::Act as _;
 use std::ops::RangeInclusive;
 
 use gpustow_api::PodFacts;

@@ -1,5 +1,6 @@
 //! What kube-scheduler said of a node before other pods came there or left is no evidence for a pod that regards them.
 
+use crate::act::Act as _;
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Ledger;
 use serde_json::{Value, json};

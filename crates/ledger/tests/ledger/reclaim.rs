@@ -1,5 +1,6 @@
 //! Memory that pods use beyond their requests is reclaimed for those who have a right to it.
 
+use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};

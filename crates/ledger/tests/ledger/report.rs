@@ -1,5 +1,6 @@
 //! What each means does for a pod that waits, or why it does nothing.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

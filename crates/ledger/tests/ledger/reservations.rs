@@ -1,5 +1,6 @@
 //! Memory is reserved for a pod that has waited long.
 
+use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
@@ -43,7 +44,8 @@ fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str], second: i64) -> Pod
 }
 
 pub(crate) fn keep(ledger: &mut Ledger, second: u64) {
-    ledger.keep_reservations(at(second), second as i64);
+    ledger.tell_time(second as i64);
+    ledger.keep_reservations(at(second));
 }
 
 /// Which pods have reservations, and where.

@@ -1,6 +1,7 @@
 //! kube-scheduler shows the extender some of the nodes that pass its own filters: a pod that fits elsewhere is placed
 //! all the same.
 
+use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;

@@ -1,9 +1,10 @@
 //! Cards on which a pod could not grow to its request, because others use more than theirs.
 
+use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, Gpu, PROCESSES_READABLE, PodUse};
-use gpustow_ledger::{Config, Harm, Ledger};
+use gpustow_ledger::{Config, Ledger, Whom};
 
 use crate::build::{at, bound, card, node, pod, report, used};
 
@@ -38,11 +39,12 @@ fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)
     let short = ledger.shortages(at(second));
     let each = short.iter().map(|short| {
         let whom = match &short.harm {
-            Harm::Neighbour(pod) => Some(pod.uid.to_string()),
-            Harm::Headroom(headroom) => {
+            Whom::Pod(pod) => Some(pod.uid.to_string()),
+            Whom::Headroom(headroom) => {
                 assert_eq!(headroom.0, 10);
                 None
             }
+            Whom::Limit | Whom::Autoscaler => Some(format!("{short:?}")),
         };
         let victims = short.victims.iter();
         let victims = victims.map(|victim| victim.pod.uid.to_string());

@@ -1,5 +1,6 @@
 //! What looks for gangs, placeholders and pods that sleep cost under the lock, in clusters of 100 and of 1,000 nodes.
 
+use crate::act::Act as _;
 use std::collections::BTreeSet;
 
 use gpustow_api::{Group, GroupPolicy, Memory, PodFacts, PodGroupFacts, Sleep};

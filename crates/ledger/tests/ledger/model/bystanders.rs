@@ -1,13 +1,14 @@
 //! Pods that no feature can help, or that never finish, take no feature from the others: a feature that helps a
 //! pod without them helps one beside them.
 
+use crate::act::Act as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
-use gpustow_ledger::{Borrower, Config, Ledger, Ungate};
+use gpustow_ledger::{Borrower, Config, Ledger, TURNS, Ungate};
 
 use super::server::NODES;
 use super::switches::Bystander;
@@ -267,23 +268,10 @@ fn first(pod: PodFacts) -> PodFacts {
 /// What the extender does every second, and which pods that helps.
 fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> Vec<Arc<str>> {
     let broken = |_: &[Arc<PodFacts>]| Vec::new();
-    match feature {
-        Feature::Preempt => {
-            for pod in ledger.fragmented(now) {
-                ledger.preempt_fragmented(&pod.uid, &broken, now);
-            }
+    for means in TURNS {
+        for due in ledger.look(means, usize::MAX, now) {
+            ledger.choose(&due, &broken, usize::MAX, now);
         }
-        Feature::Defragment => {
-            ledger.fragmented(now);
-            if let Some(pod) = ledger.due_to_move(now) {
-                ledger.move_for(&pod.uid, &broken, usize::MAX, now);
-            }
-        }
-        Feature::Reserve => {
-            ledger.keep_reservations(now, i64::MAX);
-        }
-        Feature::Reclaim => ledger.reclaim(now),
-        Feature::Queue => {}
     }
     let uid = |pod: &Arc<PodFacts>| pod.uid.clone();
     match feature {

@@ -1,11 +1,12 @@
 //! Pods that finish or move for others in the model: who they are, and that it is of use.
 
+use crate::act::Act as _;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Cause, Reserved, Victims};
+use gpustow_ledger::{Cause, Reserved, Subject, Victims};
 
 use super::bystanders::unix;
 use super::evidence::cpu;
@@ -33,28 +34,38 @@ impl World {
         if !self.switches.disrupts() {
             return Ok(());
         }
-        let due = self.ledger.fragmented(self.now);
-        let to_move = self.ledger.due_to_move(self.now);
         let protected = self.server.protected.clone();
         let broken = |pods: &[Arc<PodFacts>]| {
             let broken = pods.iter().filter(|pod| protected.contains(&pod.uid));
             broken.map(|pod| pod.uid.clone()).collect()
         };
-        for pod in due {
-            require(pod.preempts, || format!("{} may not preempt", pod.uid))?;
-            self.ledger.preempt_fragmented(&pod.uid, &broken, self.now);
-        }
-        if let Some(pod) = to_move {
-            self.ledger.move_for(&pod.uid, &broken, MOVES, self.now);
-        }
         if self.switches.empties {
             self.ledger.tell_time(unix(self.now));
         }
-        if let Some(node) = self.ledger.due_to_empty(self.now) {
-            self.ledger.empty_node(&node, &broken, MOVES, self.now);
+        for means in [Cause::Preempt, Cause::Defragment] {
+            for due in self.ledger.look(means, MOVES, self.now) {
+                let may = match &due.subject {
+                    Subject::Pod(pod) => pod.preempts || means == Cause::Defragment,
+                    Subject::Node(_) => self.switches.empties,
+                };
+                require(may, || format!("may not: {due:?}"))?;
+                self.ledger.choose(&due, &broken, MOVES, self.now);
+            }
         }
+        self.check_demands()?;
         self.announce();
         Ok(())
+    }
+
+    /// What is demanded now is demanded still.
+    fn check_demands(&self) -> Result<(), String> {
+        let short = self.ledger.shortages(self.now);
+        let all = self.ledger.demands(short, self.now).all.into_iter();
+        let mut all = all.filter(|it| it.gang.is_none());
+        match all.find(|it| !self.ledger.still(it, self.now)) {
+            Some(ended) => Err(format!("is demanded no more: {ended:?}")),
+            None => Ok(()),
+        }
     }
 
     /// Victims are of lower priority, or may move; room is kept for a while only.

@@ -1,5 +1,6 @@
 //! Which nodes kube-scheduler shows for a pod in the model, and that others are disrupted on no other node.
 
+use crate::act::Act as _;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;

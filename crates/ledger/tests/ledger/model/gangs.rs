@@ -1,5 +1,6 @@
 //! Gangs in the model: PodGroups come and go, and kube-scheduler asks about the pods of one in a cycle, as from 1.37 on.
 
+use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

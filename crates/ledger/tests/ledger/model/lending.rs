@@ -1,5 +1,6 @@
 //! What pods use beyond their requests in the model, and what is reclaimed of it.
 
+use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Places in the model: for whom they are kept, and when they end.
 
+use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl World {
     pub(super) fn keep_reservations(&mut self) -> Result<(), String> {
         self.wake(10)?;
         let before: BTreeSet<_> = self.ledger.reservations().iter().map(key).collect();
-        self.ledger.keep_reservations(self.now, i64::MAX);
+        self.ledger.keep_reservations(self.now);
         let cards: usize = self.known.values().map(|report| report.gpus.len()).sum();
         let most = cards * self.config.keep_percent / 100;
         let places = self.ledger.reservations();
@@ -85,7 +86,7 @@ impl World {
         let pods = self.cast(Bystander::Hopeless, false);
         let mut ledger = self.only(Feature::Reserve, &pods);
         self.ask_all(&mut ledger, &pods, self.now);
-        ledger.keep_reservations(self.now, i64::MAX);
+        ledger.keep_reservations(self.now);
         let places = ledger.reservations();
         let there = |pod: &&PodFacts| {
             let mut nodes = places.iter().map(|place| Some(&*place.node));
@@ -101,7 +102,7 @@ impl World {
                 self.report_to(&mut ledger, now);
             }
             ledger.wake(10, now);
-            ledger.keep_reservations(now, i64::MAX);
+            ledger.keep_reservations(now);
             let places = ledger.reservations();
             let free = places.iter().filter(|place| is_free(&ledger, place, now));
             let free: BTreeSet<_> = free.map(key).collect();

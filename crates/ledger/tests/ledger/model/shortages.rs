@@ -1,5 +1,6 @@
 //! What is short of lent memory in the model, by definition.
 
+use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;

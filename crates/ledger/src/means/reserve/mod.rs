@@ -15,21 +15,22 @@
 mod plan;
 
 use std::cmp::Reverse;
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
-use crate::Ledger;
+use super::round::{Offer, Round};
+use super::{Demands, Due, Makes, Means, Reserved, best};
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::config::Config;
 use crate::earmarks::{Cause, Ended};
 use crate::known::Known;
 use crate::maps::HashMap;
-use crate::means::Reserved;
-use crate::round::{Offer, Round};
+use crate::parts::Parts;
+use crate::sight::Sight;
 use crate::turn::Turn;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
@@ -39,7 +40,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(960);
 
 /// What looks remember of reservations; lost at a restart without harm.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Reserve {
     /// The search for pods without one.
     round: Round<plan::Rank>,
     /// The search for a better one.
@@ -67,101 +68,77 @@ struct Rank {
     turn: Turn,
 }
 
-impl Ledger {
-    /// Reserves cards for pods that have waited long, and ends reservations that are over. To be called every second or so;
-    /// `unix` is the time in seconds since 1970, from which the pods' own age follows. True if room was given up
-    /// that others may want.
-    pub fn keep_reservations(&mut self, now: Duration, unix: i64) -> bool {
-        let Some(after) = self.parts.config.keep else {
-            return false;
-        };
-        let before = self.reservations_given_up();
-        self.expire(now);
-        self.end_unfit_reservations(now);
-        self.forget_absent();
-        self.reserve_places(after, unix, now);
-        self.keep_bounds();
-        self.compare_places(now);
-        self.reservations_given_up() != before
+impl Means for Reserve {
+    fn cause(&self) -> Cause {
+        Cause::Reserve
     }
 
-    fn reservations_given_up(&self) -> u64 {
-        Ended::GIVEN_UP.iter().map(|how| self.given_up(*how)).sum()
+    fn after(&self, config: &Config) -> Option<Duration> {
+        config.keep
     }
 
+    /// Reserves GPUs for pods that have waited long, and ends reservations that are over.
+    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Due> {
+        if parts.config.keep.is_some() {
+            self.end_unfit_reservations(parts);
+            self.forget_absent(parts);
+            self.search(parts);
+            self.keep_bounds(parts);
+            self.compare(parts);
+        }
+        Vec::new()
+    }
+
+    /// The pod did not come for its reservation: until then it has no other.
+    fn pauses(&self, pod: &PodFacts, now: Duration) -> Option<Duration> {
+        let absent = self.absent.get(&pod.uid)?;
+        (absent.until > now).then_some(absent.until)
+    }
+
+    fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {
+        known.plan_reserve(pod, budget)
+    }
+
+    fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
+        let all = sight.earmarks.all_of(Cause::Reserve).into_iter();
+        let all = all.filter_map(|uid| {
+            let earmark = sight.earmarks.find(&uid, Cause::Reserve)?;
+            let until = earmark.until();
+            let free = self.free.get(&uid);
+            let victims = earmark.waits_for().iter();
+            let victims = victims.filter_map(|uid| sight.books.pod(uid).cloned());
+            Some(Reserved {
+                until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
+                ..Reserved::of(sight.books.pod(&uid)?, earmark, victims.collect())
+            })
+        });
+        all.collect()
+    }
+
+    fn demand(&self, sight: &Sight<'_>, all: &mut Demands) {
+        all.reserved.extend(self.reserved(sight));
+    }
+}
+
+impl Reserve {
     /// Goes on with the search for pods that have none.
-    fn reserve_places(&mut self, after: Duration, unix: i64, now: Duration) {
-        let mut round = take(&mut self.placing.round);
+    fn search(&mut self, parts: &mut Parts) {
+        let mut round = std::mem::take(&mut self.round);
         if round.is_over() {
-            round = Round::of(self.in_need(after, unix, now));
+            round = Round::of(self.in_need(&parts.sight()));
         }
-        let mut budget = Budget::of_round();
-        while let Some((uid, found)) = round.go_on(
-            &mut budget,
-            |uid| self.nodes_for(uid, after, unix, now),
-            |uid, name, budget| self.sight(now).offer_of_node(uid, name, budget),
-        ) {
-            match found {
-                Offer::Plan(plan) => self.pursue(&uid, Cause::Reserve, plan, now),
-                // Every card was tried: a later look tries them all again.
-                Offer::Nothing => {
-                    if let Some(pod) = self.parts.books.pod(&uid) {
-                        self.parts.earmarks.all_tried(pod, Cause::Reserve, now);
-                    }
-                }
-                Offer::Fits => {}
-            }
-        }
-        self.placing.round = round;
-        self.parts.count_spent(budget.spent());
-    }
-
-    /// The reservations of now.
-    #[must_use]
-    pub fn reservations(&self) -> Vec<Reserved> {
-        let all = self.parts.earmarks.all_of(Cause::Reserve);
-        all.iter().filter_map(|uid| self.reservation(uid)).collect()
-    }
-
-    /// The reservation for this pod.
-    #[must_use]
-    pub fn reservation(&self, uid: &str) -> Option<Reserved> {
-        let earmark = self.parts.earmarks.find(uid, Cause::Reserve)?;
-        let until = earmark.until();
-        let free = self.placing.free.get(uid);
-        let victims = earmark.waits_for().iter();
-        let victims = victims.filter_map(|uid| self.parts.books.pod(uid).cloned());
-        Some(Reserved {
-            until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
-            ..Reserved::of(self.parts.books.pod(uid)?, earmark, victims.collect())
-        })
-    }
-
-    /// The node on which the fewest pods must finish before this pod fits, and those pods. None if it would fit on
-    /// no node that takes pods now, whichever of them finish.
-    #[must_use]
-    pub fn fewest_to_finish(
-        &self,
-        pod: &PodFacts,
-        now: Duration,
-    ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
-        let plan = self.sight(now).plan_reserve(pod, &mut Budget::of_plan());
-        let (node, pods) = plan?;
-        let pods = pods.iter().filter_map(|uid| self.parts.books.pod(uid));
-        Some((node, pods.cloned().collect()))
-    }
-
-    /// How many reservations have ended like this.
-    #[must_use]
-    pub fn given_up(&self, how: Ended) -> u64 {
-        self.parts.earmarks.count_ended(Cause::Reserve, how)
+        let nodes = |sight: &Sight<'_>, uid: &Uid| self.nodes_for(sight, uid);
+        let look = |sight: &Sight<'_>, uid: &Uid, name: &Arc<str>, budget: &mut Budget| {
+            sight.offer_of_node(uid, name, budget)
+        };
+        round.run(parts, Cause::Reserve, nodes, look, |_| false);
+        self.round = round;
     }
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
-    fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
-        let is_in_need = |uid: &str| self.needs_reservation(uid, after, unix, now).is_some();
-        let in_need = self.sight(now).without_room(is_in_need);
-        let rank = |uid: &Uid| Some(self.standing(self.parts.books.pod(uid)?, false));
+    fn in_need(&self, sight: &Sight<'_>) -> Vec<Uid> {
+        let in_need = sight.without_room(|uid| self.needs_reservation(sight, uid).is_some());
+        let rank = |uid: &Uid| Some(self.standing(sight.books.pod(uid)?, false));
         let mut in_need: Vec<_> = in_need.iter().filter_map(rank).collect();
         in_need.sort_unstable();
         let uids = in_need.iter().map(|rank| rank.turn.uid().clone());
@@ -169,29 +146,15 @@ impl Ledger {
     }
 
     /// The pod, if it is to have a reservation and has none.
-    fn needs_reservation(
-        &self,
-        uid: &str,
-        after: Duration,
-        unix: i64,
-        now: Duration,
-    ) -> Option<Arc<PodFacts>> {
-        let sight = self.sight(now);
+    fn needs_reservation(&self, sight: &Sight<'_>, uid: &str) -> Option<Arc<PodFacts>> {
         let pod = sight.asleep(uid)?;
-        let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
-        let long = unix.saturating_sub(pod.created) >= after;
-        let rests = self.absent_until(uid, now).is_some();
+        let long = sight.has_waited(&pod, sight.config.keep?);
+        let rests = self.pauses(&pod, sight.now).is_some();
         (long && !rests && sight.not_now(Cause::Reserve, &pod).is_none()).then_some(pod)
     }
 
-    /// The pod did not come for its reservation: until then it has no other.
-    pub(crate) fn absent_until(&self, uid: &str, now: Duration) -> Option<Duration> {
-        let absent = self.placing.absent.get(uid)?;
-        (absent.until > now).then_some(absent.until)
-    }
-
     fn standing(&self, pod: &PodFacts, has: bool) -> Rank {
-        let absent = self.placing.absent.get(&pod.uid);
+        let absent = self.absent.get(&pod.uid);
         Rank {
             absent: absent.map_or(0, |absent| absent.times),
             priority: Reverse(pod.priority),
@@ -201,10 +164,10 @@ impl Ledger {
     }
 
     /// The pods that have reservations, in their order. A pod that is being ungated counts.
-    fn placed(&self) -> Vec<(Rank, Arc<PodFacts>)> {
-        let placed = self.parts.earmarks.all_of(Cause::Reserve).into_iter();
+    fn placed(&self, known: &Known<'_>) -> Vec<(Rank, Arc<PodFacts>)> {
+        let placed = known.earmarks.all_of(Cause::Reserve).into_iter();
         let placed = placed.filter_map(|uid| {
-            let pod = self.parts.books.pod(&uid)?;
+            let pod = known.books.pod(&uid)?;
             Some((self.standing(pod, true), pod.clone()))
         });
         let mut placed: Vec<_> = placed.collect();
@@ -212,29 +175,12 @@ impl Ledger {
         placed
     }
 
-    /// How many GPUs may be reserved in all, but for the first pod.
-    fn most_cards(&self) -> usize {
-        let all: usize = self
-            .parts
-            .books
-            .nodes()
-            .map(|(_, node)| node.gpus().len())
-            .sum();
-        all * self.parts.config.keep_percent / 100
-    }
-
     /// The nodes to be looked at for a pod: none if the bound is reached by those before it.
-    fn nodes_for(
-        &self,
-        uid: &Uid,
-        after: Duration,
-        unix: i64,
-        now: Duration,
-    ) -> Option<Vec<Arc<str>>> {
-        let pod = self.needs_reservation(uid, after, unix, now)?;
+    fn nodes_for(&self, sight: &Sight<'_>, uid: &Uid) -> Option<Vec<Arc<str>>> {
+        let pod = self.needs_reservation(sight, uid)?;
         let rank = self.standing(&pod, false);
-        let mut bound = Bound::new(self.parts.config.keep_reservations, self.most_cards());
-        for (other, pod) in self.placed() {
+        let mut bound = Bound::of(sight);
+        for (other, pod) in self.placed(sight) {
             if other < rank {
                 bound.takes(&pod);
             }
@@ -244,72 +190,64 @@ impl Ledger {
         }
         // Last, for it is a search.
         let mut budget = Budget::of_look();
-        let rest = self.sight(now).reserved_with(&pod, &mut budget);
-        self.parts.count_spent(budget.spent());
-        let rest = rest?;
-        let names = || {
-            self.parts
-                .books
-                .nodes()
-                .map(|(name, _)| name.clone())
-                .collect()
-        };
-        rest.iter().all(|pod| bound.takes(pod)).then(names)
+        let rest = sight.reserved_with(&pod, &mut budget);
+        sight.count_spent(budget.spent());
+        let takes_rest = rest?.iter().all(|pod| bound.takes(pod));
+        takes_rest.then(|| sight.node_names())
     }
 
     /// Gives up what is beyond the bound.
-    fn keep_bounds(&mut self) {
-        let mut bound = Bound::new(self.parts.config.keep_reservations, self.most_cards());
-        for (_, pod) in self.placed() {
+    fn keep_bounds(&mut self, parts: &mut Parts) {
+        let mut bound = Bound::of(&parts.sight());
+        for (_, pod) in self.placed(&parts.sight()) {
             if !bound.takes(&pod) {
-                self.parts.end(&pod.uid, Ended::Overtaken);
+                parts.end(&pod.uid, Ended::Overtaken);
             }
         }
     }
 
     /// Pods that are gone or have their room are absent no more.
-    fn forget_absent(&mut self) {
-        let (placing, parts) = (&mut self.placing, &self.parts);
-        placing
-            .free
-            .retain(|uid, _| parts.earmarks.find(uid, Cause::Reserve).is_some());
+    fn forget_absent(&mut self, parts: &Parts) {
+        let has = |uid: &Uid| parts.earmarks.find(uid, Cause::Reserve).is_some();
+        self.free.retain(|uid, _| has(uid));
         let waits = |uid: &Uid| {
             let pod = parts.books.pod(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.released)
         };
-        placing.absent.retain(|uid, _| waits(uid));
+        self.absent.retain(|uid, _| waits(uid));
     }
 
     /// All of the reservation is free: for a minute the pod is waited for, then others come first.
-    fn wait_for_pod(&mut self, uid: &Uid, now: Duration) {
-        let since = *self.placing.free.entry(uid.clone()).or_insert(now);
-        if now < since + FREE_FOR {
+    fn wait_for_pod(&mut self, parts: &mut Parts, uid: &Uid) {
+        let since = *self.free.entry(uid.clone()).or_insert(parts.now);
+        if parts.now < since + FREE_FOR {
             return;
         }
-        let absent = self.placing.absent.entry(uid.clone()).or_default();
+        let absent = self.absent.entry(uid.clone()).or_default();
         let pause = FREE_FOR.saturating_mul(1 << absent.times.min(16));
-        absent.until = now + pause.min(LONGEST_PAUSE);
+        absent.until = parts.now + pause.min(LONGEST_PAUSE);
         absent.times += 1;
-        self.parts.end(uid, Ended::Late);
+        parts.end(uid, Ended::Late);
     }
 
     /// Ends reservations of pods that changed, or on nodes that take them no more.
-    fn end_unfit_reservations(&mut self, now: Duration) {
-        for uid in self.parts.earmarks.all_of(Cause::Reserve) {
-            let Some(earmark) = self.parts.earmarks.find(&uid, Cause::Reserve) else {
+    fn end_unfit_reservations(&mut self, parts: &mut Parts) {
+        for uid in parts.earmarks.all_of(Cause::Reserve) {
+            let Some(earmark) = parts.earmarks.find(&uid, Cause::Reserve) else {
                 continue;
             };
             let (name, cards) = (earmark.node(), earmark.cards());
-            let pod = self.parts.books.pod(&uid).filter(|pod| pod.may_be_placed());
+            let pod = parts.books.pod(&uid).filter(|pod| pod.may_be_placed());
             let Some(pod) = pod else {
-                self.parts.end(&uid, Ended::Gone);
+                parts.end(&uid, Ended::Gone);
                 continue;
             };
             let fits = || {
                 let request = pod.asks.request().filter(|it| earmark.is_for(it))?;
-                let node = self.parts.books.node(name)?;
-                self.sight(now).check(name).ok()?;
-                self.sight(now)
+                let node = parts.books.node(name)?;
+                parts.sight().check(name).ok()?;
+                parts
+                    .sight()
                     .admits(name, node, pod, request)
                     .then_some(())?;
                 let charges = node.charges(cards);
@@ -320,59 +258,56 @@ impl Ledger {
                 (charges.len() == cards.len() && charges.iter().all(good)).then_some(())
             };
             if fits().is_none() {
-                self.parts.end(&uid, Ended::Unfit);
+                parts.end(&uid, Ended::Unfit);
                 continue;
             }
             // As it comes nearer it is waited for as long again.
-            let Some(node) = self.parts.books.node(name) else {
+            let Some(node) = parts.books.node(name) else {
                 continue;
             };
             let charges = node.charges(cards);
-            let sight = self.sight(now);
+            let sight = parts.sight();
             let ends = sight.ends(name, node, pod, &charges);
             if ends.are_over() && !sight.is_awaited_by_gang(pod) {
-                self.wait_for_pod(&uid, now);
+                self.wait_for_pod(parts, &uid);
             } else {
-                self.placing.free.swap_remove(&uid);
+                self.free.swap_remove(&uid);
                 let nearer = ends.are_over() || ends.pods.len() < earmark.waits_for().len();
-                let until = nearer.then_some(now + self.parts.config.keep_for);
-                self.parts
-                    .earmarks
-                    .reservation_nearer(&uid, ends.pods, until);
+                let until = nearer.then_some(parts.now + parts.config.keep_for);
+                parts.earmarks.reservation_nearer(&uid, ends.pods, until);
             }
         }
     }
 
     /// Gives up one reservation for a better one; each round is for another pod.
-    fn compare_places(&mut self, now: Duration) {
-        let mut round = take(&mut self.placing.compared);
-        if round.is_over() {
-            round = Round::of(self.parts.earmarks.next_reservation().into_iter().collect());
+    fn compare(&mut self, parts: &mut Parts) {
+        if self.compared.is_over() {
+            self.compared = Round::of(parts.earmarks.next_reservation().into_iter().collect());
         }
-        let mut budget = Budget::of_round();
-        let found = round.go_on(
+        let (mut budget, sight) = (Budget::of_round(), parts.sight());
+        let found = self.compared.go_on(
             &mut budget,
             |uid| {
-                let here = self.parts.earmarks.find(uid, Cause::Reserve)?.node();
-                let others = self.parts.books.nodes().map(|(name, _)| name);
-                Some(others.filter(|name| *name != here).cloned().collect())
+                let here = sight.earmarks.find(uid, Cause::Reserve)?.node();
+                let mut others = sight.node_names();
+                others.retain(|name| name != here);
+                Some(others)
             },
-            |uid, name, budget| match self.parts.books.pod(uid) {
-                Some(pod) => Offer::of(self.sight(now).place_on_node(pod, name, budget)),
+            |uid, name, budget| match sight.books.pod(uid) {
+                Some(pod) => Offer::of(sight.place_on_node(pod, name, budget)),
                 None => Offer::Nothing,
             },
         );
-        self.placing.compared = round;
+        sight.count_spent(budget.spent());
         if let Some((uid, Offer::Plan(plan))) = found
-            && let Some(earmark) = self.parts.earmarks.find(&uid, Cause::Reserve)
+            && let Some(earmark) = parts.earmarks.find(&uid, Cause::Reserve)
             && *earmark.node() != plan.node
             && plan.overtakes.is_empty()
             && plan.waits_for.len() < earmark.waits_for().len()
         {
-            self.parts.end(&uid, Ended::Better);
-            self.pursue(&uid, Cause::Reserve, plan, now);
+            parts.end(&uid, Ended::Better);
+            parts.pursue(&uid, Cause::Reserve, plan);
         }
-        self.parts.count_spent(budget.spent());
     }
 }
 
@@ -385,10 +320,11 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(pods: usize, cards: usize) -> Self {
+    fn of(known: &Known<'_>) -> Self {
+        let gpus = known.books.nodes().map(|(_, node)| node.gpus().len());
         Self {
-            pods,
-            cards,
+            pods: known.config.keep_reservations,
+            cards: gpus.sum::<usize>() * known.config.keep_percent / 100,
             first: None,
         }
     }
@@ -418,6 +354,12 @@ fn cards_of(pod: &PodFacts) -> usize {
 }
 
 impl Known<'_> {
+    /// The node on which the fewest pods must finish, and those.
+    pub(crate) fn plan_reserve(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Makes> {
+        let nodes = self.books.nodes();
+        best(nodes.filter_map(|(name, _)| self.place_on_node(pod, name, budget)))
+    }
+
     /// The other pods for which GPUs are to be reserved together with this one; none if its gang fits. Nothing is reserved for
     /// a part of a gang where a bound leaves too little for the rest.
     fn reserved_with(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Vec<Arc<PodFacts>>> {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use gpustow_api::Group;
 
 use super::victims::Hunt;
-use crate::books::Uid;
 use crate::maps::HashMap;
 
 /// What is known of gangs that wait, between two looks.
@@ -18,20 +17,6 @@ pub(crate) struct Waits {
     pub(super) first: Option<Hunt>,
     /// The same with what disruption budgets allow, and when it was gone on with last.
     pub(super) second: Option<(Hunt, Duration)>,
-    /// Pods for which a search ended because it had cost enough: they are to be told.
-    pub(super) cut: Vec<Uid>,
-}
-
-impl Waits {
-    /// Searches for others to finish for these pods ended because they had cost enough.
-    pub(crate) fn note_cut(&mut self, uids: &mut Vec<Uid>) {
-        self.cut.append(uids);
-    }
-
-    /// The pods that are to be told so.
-    pub(crate) fn take_cut(&mut self) -> Vec<Uid> {
-        std::mem::take(&mut self.cut)
-    }
 }
 
 #[derive(Debug)]

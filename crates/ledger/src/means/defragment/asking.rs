@@ -5,12 +5,11 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
-use super::Site;
+use super::super::preempt::Site;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::evidence::Evidence;
 use crate::known::Known;
-use crate::preempt::asked_in_sum;
 use crate::reason::Reason;
 
 /// The question under way.
@@ -57,16 +56,11 @@ impl Known<'_> {
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
     /// a pod leaves or may be preempted for it.
     pub(crate) fn waits_for_fragmented(&self, pod: &Arc<PodFacts>) -> bool {
-        let mut asking = Asking::new(pod.uid.clone(), 0, self.nodes_to_see(), true);
+        let mut asking = Asking::new(pod.uid.clone(), 0, self.node_names(), true);
         let mut budget = Budget::of(self.config);
         pod.may_be_placed()
             && pod.requests_memory()
             && self.ask_on(pod, &mut asking, &mut budget) == Asked::Yes
-    }
-
-    /// The names of all nodes. In which order they are looked at changes no answer.
-    pub(super) fn nodes_to_see(&self) -> Vec<Arc<str>> {
-        self.books.nodes().map(|(name, _)| name.clone()).collect()
     }
 
     /// Goes on with the question whether the pod waits for pieces.
@@ -91,14 +85,14 @@ impl Known<'_> {
             }
         }
         match pod.asks.request() {
-            Some(request) if asking.could && asked_in_sum(request) <= asking.free.0 => {}
+            Some(request) if asking.could && request.in_sum().0 <= asking.free.0 => {}
             _ => return Asked::No,
         }
         if asking.is_second {
             return Asked::Yes;
         }
         asking.is_second = true;
-        asking.nodes = self.nodes_to_see();
+        asking.nodes = self.node_names();
         self.ask_on(pod, asking, budget)
     }
 

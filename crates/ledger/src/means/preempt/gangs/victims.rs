@@ -10,14 +10,14 @@ use gpustow_api::intree::Constraints;
 use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
-use super::plan::{Member, Seats};
-use super::roll::Roll;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::evidence::Evidence;
-use crate::fragmented::{Broken, Rank, importance};
+use crate::gangs::{Member, Roll, Seats};
 use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
+use crate::means::Broken;
+use crate::means::preempt::{Rank, importance};
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
 const NODES: usize = 16;
@@ -80,15 +80,15 @@ type Price = (bool, Option<i32>, usize);
 
 /// Does the gang have more pods, or more kinds of them, than one looks for victims for?
 pub(super) fn is_too_large(roll: &Roll) -> bool {
-    let kinds = roll.open.iter().map(|pod| &*pod.constraints);
+    let kinds = roll.open().iter().map(|pod| &*pod.constraints);
     let kinds: HashSet<&Constraints> = kinds.collect();
-    roll.open.len() > PODS || kinds.len() > KINDS
+    roll.open().len() > PODS || kinds.len() > KINDS
 }
 
 impl Hunt {
     /// Did the search end because the plan had cost enough?
     pub(super) fn is_cut(&self, roll: &Roll) -> bool {
-        self.tried.fits >= most_fits(roll.open.len())
+        self.tried.fits >= most_fits(roll.open().len())
     }
 
     pub(super) fn of(gang: &Group, sight: &Known<'_>) -> Self {
@@ -129,7 +129,7 @@ impl Known<'_> {
         broken: Broken<'_>,
         budget: &mut Budget,
     ) -> Found {
-        let priorities = roll.open.iter().map(|pod| pod.priority);
+        let priorities = roll.open().iter().map(|pod| pod.priority);
         let priority = priorities.min().unwrap_or(i32::MIN);
         if !self.see_nodes(hunt, roll, priority, broken, budget) {
             return Found::GoesOn;
@@ -171,7 +171,7 @@ impl Known<'_> {
         let mut gone = leaving.clone();
         gone.extend(victims.iter().map(|pod| pod.uid.clone()));
         match search.seats_without(&gone) {
-            Some(seats) if seats.count >= search.wanted => Found::Plan(Plan {
+            Some(seats) if seats.count() >= search.wanted => Found::Plan(Plan {
                 seats,
                 victims,
                 leaving,
@@ -195,7 +195,7 @@ impl Known<'_> {
     ) -> Vec<Member<'p>> {
         let mut members = Vec::new();
         let mut known: HashMap<&Arc<Constraints>, Arc<[Arc<str>]>> = HashMap::default();
-        for pod in &roll.open {
+        for pod in roll.open() {
             let mut look = || -> Arc<[Arc<str>]> {
                 let mut among = Vec::new();
                 for name in nodes {
@@ -231,11 +231,11 @@ impl Known<'_> {
             return true;
         }
         let gang = &hunt.gang;
-        let requests = roll.open.iter().filter_map(|pod| pod.asks.request());
+        let requests = roll.open().iter().filter_map(|pod| pod.asks.request());
         let least = requests.filter_map(|request| Some(request.hardest()?.mib));
         let least = least.min().unwrap_or_default();
         let mut kinds: Vec<&Arc<PodFacts>> = Vec::new();
-        for pod in &roll.open {
+        for pod in roll.open() {
             let is_known = |kind: &&Arc<PodFacts>| kind.constraints == pod.constraints;
             if !kinds.iter().any(is_known) {
                 kinds.push(pod);
@@ -253,7 +253,7 @@ impl Known<'_> {
             budget.charge(1 + alike / 8);
             let failed = |pod: &Arc<PodFacts>| self.earmarks.avoids_node(pod, name);
             let is_there = node.facts().is_some() && self.check(name).is_ok();
-            if !is_there || roll.open.iter().any(failed) {
+            if !is_there || roll.open().iter().any(failed) {
                 continue;
             }
             let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
@@ -268,7 +268,7 @@ impl Known<'_> {
             }
         }
         hunt.nodes.sort_unstable();
-        hunt.nodes.truncate(NODES + roll.open.len());
+        hunt.nodes.truncate(NODES + roll.open().len());
         true
     }
 
@@ -384,7 +384,7 @@ impl Search<'_, '_> {
         let Some(seats) = self.seats_without(&gone) else {
             return false;
         };
-        let fits = seats.count >= self.wanted;
+        let fits = seats.count() >= self.wanted;
         self.tried.sets.insert(units.to_vec(), fits);
         fits
     }
@@ -406,8 +406,8 @@ impl Search<'_, '_> {
         let (sight, members) = (self.sight, self.members.clone());
         let seats = sight.seats_for_all(members, self.wanted, gone, &mut budget);
         self.budget.charge_spent(&budget);
-        self.tried.fits += seats.fits;
-        self.is_cut = seats.is_cut && seats.count < self.wanted && !is_first;
+        self.tried.fits += seats.fits();
+        self.is_cut = seats.is_cut() && seats.count() < self.wanted && !is_first;
         (!self.is_cut).then_some(seats)
     }
 

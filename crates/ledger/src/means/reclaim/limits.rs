@@ -18,11 +18,11 @@ use gpustow_api::gpunode::Gpu;
 use gpustow_api::limit::{Enforce, Support};
 use gpustow_pack::Mib;
 
-use crate::Ledger;
-use crate::books::{Event, Node, Uid};
+use super::Borrower;
+use crate::books::{Event, Uid};
 use crate::earmarks::{Controller, controller};
+use crate::known::Known;
 use crate::maps::HashMap;
-use crate::reclaim::Borrower;
 
 /// A pod that has been over its limit of a card for too long.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 
 /// What reports said, by node, and who ended for it.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Limits {
     runs: HashMap<Arc<str>, Vec<Run>>,
     ended: HashMap<Controller, Ended>,
 }
@@ -64,7 +64,7 @@ struct Run {
     last: Duration,
 }
 
-impl Seen {
+impl Limits {
     /// The node's agent says nothing any more.
     pub(crate) fn forget(&mut self, name: &str) {
         self.runs.swap_remove(name);
@@ -110,20 +110,12 @@ impl Seen {
         let mut runs = self.runs.get(name)?.iter();
         runs.find(|run| *run.uid == *uid && *run.uuid == *uuid)
     }
-}
 
-impl Ledger {
     /// The pods that have been over their limits for too long, where memory is reclaimed at all.
-    #[must_use]
-    pub fn over_limits(&self, now: Duration) -> Vec<OverLimit> {
-        let nodes = self
-            .over
-            .runs
-            .keys()
-            .filter(|name| self.sight(now).check(name).is_ok());
-        let nodes = nodes.filter_map(|name| self.parts.books.named_node(name));
-        let each = nodes.flat_map(|(name, node)| self.over_on(name, node));
-        let mut all: Vec<OverLimit> = each.filter(|over| self.is_long(over, now)).collect();
+    pub(crate) fn over(&self, known: &Known<'_>) -> Vec<OverLimit> {
+        let nodes = self.runs.keys().filter(|name| known.check(name).is_ok());
+        let each = nodes.flat_map(|name| known.over_on(name));
+        let mut all: Vec<OverLimit> = each.filter(|over| self.is_long(over, known)).collect();
         let key = |over: &OverLimit| {
             (
                 over.node.clone(),
@@ -135,30 +127,36 @@ impl Ledger {
         all
     }
 
-    /// Has it lasted? Whoever was asked already goes on being asked after a restart.
-    fn is_long(&self, over: &OverLimit, now: Duration) -> bool {
+    /// Is the pod over a limit on this node, and was it for too long?
+    pub(super) fn is_over(&self, pod: &PodFacts, node: &str, known: &Known<'_>) -> bool {
+        let over = known.over_on(node);
+        let is_its = |it: &OverLimit| it.victim.pod.uid == pod.uid && self.is_long(it, known);
+        known.check(node).is_ok() && over.iter().any(is_its)
+    }
+
+    /// Has it lasted? A pod that was asked already goes on being asked after a restart.
+    fn is_long(&self, over: &OverLimit, known: &Known<'_>) -> bool {
         let Borrower { pod, uuid, .. } = &over.victim;
-        let run = self.over.find(&over.node, &pod.uid, uuid);
+        let run = self.find(&over.node, &pod.uid, uuid);
         run.is_some_and(|run| {
-            let patience = self
-                .over
-                .patience(pod, now, self.parts.config.over_limit_for);
+            let patience = self.patience(pod, known.now, known.config.over_limit_for);
             pod.asked_back.is_some() || run.last - run.first >= patience
         })
     }
 
     /// A report came that says something new.
-    pub(crate) fn note_over_limits(&mut self, name: &str, now: Duration) {
+    pub(crate) fn note(&mut self, name: &str, known: &Known<'_>) {
+        let now = known.now;
         let forgotten = |it: &Ended| now.saturating_sub(it.last) >= FORGOTTEN_AFTER;
-        self.over.ended.retain(|_, it| !forgotten(it));
-        let Some((name, node)) = self.parts.books.named_node(name) else {
+        self.ended.retain(|_, it| !forgotten(it));
+        let Some((name, _)) = known.books.named_node(name) else {
             return;
         };
         let run = |over: OverLimit| {
             let Borrower { pod, uuid, .. } = over.victim;
-            let before = self.over.find(name, &pod.uid, &uuid);
+            let before = self.find(name, &pod.uid, &uuid);
             let before =
-                before.filter(|run| now.saturating_sub(run.last) <= self.parts.config.stale_after);
+                before.filter(|run| now.saturating_sub(run.last) <= known.config.stale_after);
             Run {
                 uid: pod.uid.clone(),
                 first: before.map_or(now, |run| run.first),
@@ -166,39 +164,33 @@ impl Ledger {
                 uuid,
             }
         };
-        let (name, runs) = (
-            name.clone(),
-            self.over_on(name, node).map(run).collect::<Vec<_>>(),
-        );
+        let runs: Vec<Run> = known.over_on(name).into_iter().map(run).collect();
         match runs.is_empty() {
-            true => self.over.forget(&name),
-            false => drop(self.over.runs.insert(name, runs)),
+            true => self.forget(name),
+            false => drop(self.runs.insert(name.clone(), runs)),
         }
     }
+}
 
-    /// Who is over its limit on the cards of a node by its last report.
-    fn over_on<'s>(
-        &'s self,
-        name: &'s Arc<str>,
-        node: &'s Node,
-    ) -> impl Iterator<Item = OverLimit> + 's {
+impl Known<'_> {
+    /// Which pods are over their limits on the GPUs of a node by its last report.
+    fn over_on(&self, name: &str) -> Vec<OverLimit> {
+        let Some((name, node)) = self.books.named_node(name) else {
+            return Vec::new();
+        };
         let cards = node.gpus().iter().filter(|gpu| gpu.healthy && !gpu.missing);
         let each = cards.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
-        each.filter_map(move |(gpu, (uid, held, used))| {
-            let pod = self.parts.books.pod(uid).filter(|pod| !pod.deleting)?;
-            let limit = watched_limit(pod, gpu, held);
+        let over = each.filter_map(|(gpu, (uid, held, used))| {
+            let victim = self.borrower(gpu, (uid, held, used))?;
+            let limit = watched_limit(&victim.pod, gpu, held);
             let limit = limit.filter(|limit| used > *limit + tolerance(*limit))?;
             Some(OverLimit {
                 node: name.clone(),
                 limit,
-                victim: Borrower {
-                    pod: pod.clone(),
-                    uuid: gpu.uuid.as_str().into(),
-                    held,
-                    used,
-                },
+                victim,
             })
-        })
+        });
+        over.collect()
     }
 }
 

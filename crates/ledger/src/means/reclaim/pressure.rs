@@ -1,22 +1,20 @@
 //! Cards that are short of what was lent: a pod could not grow to its request there, or less is free than the agent
 //! is to keep free, while others use more than they asked for.
 //!
-//! Like [`crate::reclaim`] it says who is to give memory back, and acts on nobody: never on a pod within its
+//! Like reclaim it says who is to give memory back, and acts on no pod: never on a pod within its
 //! request, never by a stale report, and not on a card of which memory is reclaimed already. A pod that was asked
 //! has a condition that says so: it comes first and goes on being named until the shortage ends, or until its time is over.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::{Gpu, PodUse};
 use gpustow_pack::Mib;
 
-use crate::Ledger;
+use super::{Borrower, Whom};
 use crate::books::Node;
 use crate::known::Known;
-use crate::reclaim::Borrower;
 
 /// A card that is short.
 #[derive(Clone, Debug)]
@@ -25,70 +23,38 @@ pub struct Shortage {
     pub node: Arc<str>,
     /// The card.
     pub uuid: Box<str>,
-    /// Whom it harms.
-    pub harm: Harm,
+    /// A pod that is below its request and could not grow to it, or the headroom, of which less is free.
+    pub harm: Whom,
     /// What borrowers are to give back: no more than is lent.
     pub missing: Mib,
     /// Who is to give memory back; nobody if those who end already suffice.
     pub victims: Vec<Borrower>,
 }
 
-/// Whom a shortage harms.
-#[derive(Clone, Debug)]
-pub enum Harm {
-    /// This pod, which is below its request and could not grow to it.
-    Neighbour(Arc<PodFacts>),
-    /// Nobody yet, but less is free than this headroom.
-    Headroom(Mib),
-}
-
-impl Ledger {
-    /// The cards that are short now, by node and UUID: what [`Ledger::may_be_short`] and [`Ledger::shortages_on`] say together.
-    #[must_use]
-    pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
-        let nodes = self.may_be_short();
-        self.parts.count(nodes.len());
-        let each = nodes.iter().flat_map(|name| self.shortages_on(name, now));
-        let mut all: Vec<Shortage> = each.collect();
-        all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
-        all
-    }
-
-    /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
-    #[must_use]
-    pub fn may_be_short(&self) -> Vec<Arc<str>> {
-        if !self.parts.config.reclaim {
+impl Known<'_> {
+    /// The nodes with GPUs that may be short.
+    pub(crate) fn may_be_short(&self) -> Vec<Arc<str>> {
+        if !self.config.reclaim {
             return Vec::new();
         }
-        let short = self.parts.books.short().iter().cloned();
-        let asked = self
-            .parts
-            .books
-            .sleepers(None)
-            .filter(|pod| pod.wants_all());
+        let short = self.books.short().iter().cloned();
+        let asked = self.books.sleepers(None).filter(|pod| pod.wants_all());
         let asked = asked.filter_map(|pod| pod.node.clone());
         let all: BTreeSet<Arc<str>> = short.chain(asked).collect();
         all.into_iter().collect()
     }
 
-    /// The cards of one node that are short now.
-    #[must_use]
-    pub fn shortages_on(&self, name: &str, now: Duration) -> Vec<Shortage> {
-        let node = self
-            .parts
-            .books
-            .named_node(name)
-            .filter(|_| self.parts.config.reclaim);
-        let fresh = node.filter(|(name, node)| node.lends() && self.sight(now).check(name).is_ok());
+    /// The GPUs of one node that are short now.
+    pub(crate) fn shortages_on(&self, name: &str) -> Vec<Shortage> {
+        let node = self.books.named_node(name).filter(|_| self.config.reclaim);
+        let fresh = node.filter(|(name, node)| node.lends() && self.check(name).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();
-            cards.filter_map(move |(card, gpu)| self.sight(now).shortage(name, node, card, gpu))
+            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu))
         });
         each.collect()
     }
-}
 
-impl Known<'_> {
     /// What is free of a card, and who may still grow there to its request, by how much. A pod that sleeps does not.
     pub(crate) fn below_request<'s>(
         &'s self,
@@ -134,8 +100,8 @@ impl Known<'_> {
         let left: Mib = asked.iter().chain(one).map(|(left, _)| *left).sum();
         let headroom = Mib(node.status()?.headroom_mib);
         let (wanted, harm) = match harmed.filter(|_| left > free) {
-            Some(pod) => (left.max(headroom), Harm::Neighbour(pod.clone())),
-            None => (headroom, Harm::Headroom(headroom)),
+            Some(pod) => (left.max(headroom), Whom::Pod(pod.clone())),
+            None => (headroom, Whom::Headroom(headroom)),
         };
         // A pod that should be gone by now gives nothing back.
         let able = borrowers().filter(|(uid, ..)| {
@@ -149,16 +115,7 @@ impl Known<'_> {
         }
         let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false)?;
         let victims = borrowers().filter(|(uid, ..)| chosen.contains(uid));
-        let victims = victims.filter_map(|(uid, held, used)| {
-            let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();
-            let uuid = gpu.uuid.as_str().into();
-            Some(Borrower {
-                pod,
-                uuid,
-                held,
-                used,
-            })
-        });
+        let victims = victims.filter_map(|it| self.borrower(gpu, it));
         Some(Shortage {
             node: name.clone(),
             uuid: gpu.uuid.as_str().into(),

@@ -12,67 +12,58 @@ use gpustow_api::config::Action;
 use gpustow_api::gpunode::PodUse;
 use gpustow_pack::Mib;
 
-use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::earmarks::Cause;
 use crate::known::Known;
 use crate::maps::HashMap;
+use crate::parts::Parts;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
 
-impl Ledger {
+impl Parts {
     /// Notes whose memory did not come in time: before what is reclaimed ends.
-    pub(crate) fn note_late_borrowers(&mut self, now: Duration) {
+    pub(crate) fn note_late_borrowers(&mut self) {
         let mut refused: Vec<Uid> = Vec::new();
-        for uid in self.parts.earmarks.all_of(Cause::Reclaim) {
-            let earmark = self.parts.earmarks.earmark(&uid);
-            if earmark.is_some_and(|it| it.until() <= now) {
-                let victims = self.sight(now).reclamation(&uid).into_iter();
+        for uid in self.earmarks.all_of(Cause::Reclaim) {
+            let earmark = self.earmarks.earmark(&uid);
+            if earmark.is_some_and(|it| it.until() <= self.now) {
+                let victims = self.sight().reclamation(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
                 refused.extend(victims.map(|pod| pod.uid.clone()));
             }
         }
-        self.parts.asked.note(refused, now);
+        self.asked.note(refused, self.now);
     }
 
     /// Notes who has been asked for longer than anything is waited for.
-    pub(crate) fn note_refusals(&mut self, now: Duration) {
+    pub(super) fn note_refusals(&mut self) {
         let mut refused: Vec<Uid> = Vec::new();
         let mut since = HashMap::default();
-        for pod in self.parts.books.marked() {
-            self.parts.count(1);
+        for pod in self.books.marked() {
+            self.count(1);
             let (uid, node) = (&pod.uid, pod.node.as_ref());
             // A pod that terminates is on its way.
             let node = node.filter(|_| pod.asked_back.is_some() && !pod.deleting);
-            let node = node.and_then(|name| self.parts.books.node(name));
+            let node = node.and_then(|name| self.books.node(name));
             if node.is_some_and(Node::lends) {
-                let first = self.parts.asked.since(uid).unwrap_or(now);
-                let patience = self.parts.config.reclaim_for
-                    + self.sight(now).grace(std::slice::from_ref(uid));
-                if now >= first + patience {
+                let first = self.asked.since(uid).unwrap_or(self.now);
+                let grace = self.sight().grace(std::slice::from_ref(uid));
+                if self.now >= first + self.config.reclaim_for + grace {
                     refused.push(uid.clone());
                 }
                 since.insert(uid.clone(), first);
             }
         }
-        self.parts.asked.go_on(since, now);
-        self.parts.asked.note(refused, now);
-    }
-}
-
-impl Ledger {
-    /// What may be done to have this pod give memory back.
-    #[must_use]
-    pub fn action_on(&self, pod: &PodFacts) -> Action {
-        self.sight(Duration::ZERO).action_on(pod)
+        self.asked.go_on(since, self.now);
+        self.asked.note(refused, self.now);
     }
 }
 
 impl Known<'_> {
     /// What may be done to have this pod give memory back. A pod whose group is disrupted as a whole is told so, and no
     /// more: its owner chose the group, so that this softens too, and only where owners may.
-    fn action_on(&self, pod: &PodFacts) -> Action {
+    pub(crate) fn action_on(&self, pod: &PodFacts) -> Action {
         let action = self.config.action;
         if !self.config.owners_soften {
             return action;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use gpustow_api::{Group, PodFacts, Regards};
 
-use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::{Earmark, Ended};
 use crate::evidence::Evidence;
-use crate::fragmented::importance;
+use crate::gangs::Roll;
 use crate::known::Known;
 use crate::maps::HashSet;
+use crate::means::preempt::importance;
 use crate::trial::Host;
 
 /// What was chosen for a gang.
@@ -40,9 +40,9 @@ impl Known<'_> {
                 && self.has_waited(pod, self.config.preempt_after)
         };
         let waits = wanted > 0
-            && wanted <= roll.open.len()
-            && roll.open.iter().any(|pod| pod.waiting)
-            && roll.open.iter().all(may)
+            && wanted <= roll.open().len()
+            && roll.open().iter().any(|pod| pod.waiting)
+            && roll.open().iter().all(may)
             && self.books.assumed_of(gang).is_empty();
         waits.then_some(roll)
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
-use super::{Move, Moves, Site};
+use super::super::preempt::Site;
+use super::{Move, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::Cards;
@@ -115,7 +116,7 @@ impl Known<'_> {
         if !self.waits_for_fragmented(pod) {
             return None;
         }
-        let mut planning = Planning::new(pod.uid.clone(), 0, self.nodes_to_see(), false);
+        let mut planning = Planning::new(pod.uid.clone(), 0, self.node_names(), false);
         self.plan_on(pod, &mut planning, budget);
         planning.best
     }

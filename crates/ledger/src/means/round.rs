@@ -6,9 +6,12 @@
 
 use std::sync::Arc;
 
+use super::Plan;
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::means::Plan;
+use crate::earmarks::Cause;
+use crate::parts::Parts;
+use crate::sight::Sight;
 
 /// What one node offers to a pod.
 pub(crate) enum Offer<R> {
@@ -68,6 +71,38 @@ impl<R: Ord> Round<R> {
     /// Was everything looked at?
     pub(crate) fn is_over(&self) -> bool {
         self.pods.is_empty() && self.current.is_none()
+    }
+
+    /// Goes on until the round is over or one look has cost enough, and pursues the plans. Of one that `is_open`,
+    /// kube-scheduler is not known to have offered the node: it is asked.
+    pub(crate) fn run(
+        &mut self,
+        parts: &mut Parts,
+        means: Cause,
+        nodes: impl Fn(&Sight<'_>, &Uid) -> Option<Vec<Arc<str>>>,
+        look: impl Fn(&Sight<'_>, &Uid, &Arc<str>, &mut Budget) -> Offer<R>,
+        is_open: impl Fn(&Plan<R>) -> bool,
+    ) {
+        let mut budget = Budget::of_round();
+        while let Some((uid, found)) = {
+            let sight = &parts.sight();
+            let look = |uid: &Uid, name: &Arc<str>, it: &mut Budget| look(sight, uid, name, it);
+            self.go_on(&mut budget, |uid| nodes(sight, uid), look)
+        } {
+            match found {
+                Offer::Plan(plan) if is_open(&plan) => {
+                    let sight = parts.sight();
+                    let pod = sight.books.pod(&uid);
+                    if let Some(open) = pod.map(|pod| sight.evidence(pod, &plan.node)) {
+                        parts.ask_for_evidence(&uid, open);
+                    }
+                }
+                Offer::Plan(plan) => parts.pursue(&uid, means, plan),
+                Offer::Nothing => parts.all_tried(&uid, means),
+                Offer::Fits => {}
+            }
+        }
+        parts.count_spent(budget.spent());
     }
 
     /// Goes on until the search for one pod ends. None once the round is over or the budget is spent. `nodes` names the

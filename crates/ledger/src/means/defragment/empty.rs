@@ -1,5 +1,5 @@
 //! Empties nearly empty nodes, so that an autoscaler can remove them: all pods of one node move to fuller ones, as for
-//! defragmentation ([`crate::fragmented`]).
+//! defragmentation.
 //!
 //! A node is thought of if less than half of its GPU memory is taken, all of its pods may move, and none of them is
 //! new ([`STEADY`]). The emptiest with a plan is emptied, one node at a time, and only while no pod waits. All
@@ -15,11 +15,11 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
-use crate::Ledger;
+use super::super::Broken;
+use super::Move;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Beneficiary, doubled};
-use crate::fragmented::{Broken, Move};
 use crate::known::Known;
 use crate::maps::HashMap;
 use crate::parts::Parts;
@@ -57,12 +57,40 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// The emptiest node with a plan.
-    fn due(&mut self, parts: &Parts) -> Option<Arc<str>> {
-        let mut budget = Budget::of_look();
-        let due = self.next(&parts.sight(), &mut budget);
-        parts.count_spent(budget.spent());
+    /// The node for which it is to be decided now whether it is emptied: the emptiest with a plan.
+    pub(super) fn due(&mut self, parts: &Parts) -> Option<Arc<str>> {
+        let (sight, mut budget) = (parts.sight(), Budget::of_look());
+        if !sight.may_begin_to_empty() {
+            return None;
+        }
+        let due = self.next(&sight, &mut budget);
+        sight.count_spent(budget.spent());
         due
+    }
+
+    /// Begins to empty the node, and keeps the room for all replacements. False if more than `most` pods would be evicted, a
+    /// disruption budget protects one, or not all fit elsewhere any more.
+    pub(super) fn empty(
+        &mut self,
+        node: &Arc<str>,
+        broken: Broken<'_>,
+        most: usize,
+        parts: &mut Parts,
+    ) -> bool {
+        let (sight, mut budget) = (parts.sight(), Budget::of_look());
+        if !sight.may_begin_to_empty() {
+            return false;
+        }
+        let moves = sight.moves_off_node(node, &mut budget);
+        sight.count_spent(budget.spent());
+        let pods = |moves: &[Move]| moves.iter().map(|it| it.pod.clone()).collect::<Vec<_>>();
+        let may = |moves: &Vec<Move>| moves.len() <= most && broken(&pods(moves)).is_empty();
+        let Some(moves) = moves.filter(may) else {
+            return false;
+        };
+        parts.keep_replacements(moves, &Beneficiary::Node(node.clone()));
+        self.note(node.clone(), parts.now);
+        true
     }
 
     fn next(&mut self, sight: &Known<'_>, budget: &mut Budget) -> Option<Arc<str>> {
@@ -99,73 +127,17 @@ impl Rounds {
     }
 }
 
-impl Ledger {
-    /// The node for which it is to be decided now whether it is emptied, if there is one. To be called every second or so.
-    pub fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
-        self.parts.now = now;
-        if !self.sight(now).may_empty() || self.parts.earmarks.awaits_replacements() {
-            return None;
-        }
-        self.emptying.due(&self.parts)
-    }
-
-    /// Begins to empty the node that [`Ledger::due_to_empty`] named, and keeps the room for all replacements. False if more
-    /// than `most` pods would be evicted, a disruption budget protects one, or not all fit elsewhere any more.
-    pub fn empty_node(
-        &mut self,
-        node: &Arc<str>,
-        broken: Broken<'_>,
-        most: usize,
-        now: Duration,
-    ) -> bool {
-        let sight = self.sight(now);
-        if !sight.may_empty() || self.parts.earmarks.awaits_replacements() {
-            return false;
-        }
-        let mut budget = Budget::of_look();
-        let moves = sight.moves_off_node(node, &mut budget);
-        self.parts.count_spent(budget.spent());
-        let pods = |moves: &[Move]| moves.iter().map(|it| it.pod.clone()).collect::<Vec<_>>();
-        let may = |moves: &Vec<Move>| moves.len() <= most && broken(&pods(moves)).is_empty();
-        let Some(moves) = moves.filter(may) else {
-            return false;
-        };
-        self.keep_replacements(moves, &Beneficiary::Node(node.clone()), now);
-        self.emptying.note(node.clone(), now);
-        true
-    }
-
-    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
-    /// disruptions, and which nodes rest, is not looked into.
-    #[must_use]
-    pub fn would_empty(&self, now: Duration) -> Option<Emptying> {
-        let sight = self.sight(now);
-        let mut budget = Budget::of_look();
-        let first = Rounds::default().next(&sight, &mut budget);
-        let node = first.filter(|_| sight.may_empty())?;
-        let moves = sight.moves_off_node(&node, &mut budget)?;
-        Some(Emptying { node, moves })
-    }
-
+impl Sight<'_> {
     /// The node that is emptied, as long as that is of use and harms no pod.
-    #[must_use]
-    pub fn emptying(&self, now: Duration) -> Option<Emptying> {
-        let sight = self.sight(now);
-        let (name, kept) = self
-            .parts
-            .earmarks
-            .emptied()
-            .filter(|_| sight.may_empty())?;
-        let node = sight.may_be_emptied(name)?;
-        let pods = node
-            .bound()
-            .keys()
-            .filter_map(|uid| self.parts.books.pod(uid));
+    pub(crate) fn emptying(&self) -> Option<Emptying> {
+        let (name, kept) = self.earmarks.emptied().filter(|_| self.may_empty())?;
+        let node = self.may_be_emptied(name)?;
+        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
         pods.sort_unstable_by_key(|pod| &pod.uid);
         let moves = pods.into_iter().map(|pod| {
-            let earmark = kept.get(&pod.uid).filter(|_| sight.may_leave(pod))?;
-            sight.check(earmark.node()).ok()?;
+            let earmark = kept.get(&pod.uid).filter(|_| self.may_leave(pod))?;
+            self.check(earmark.node()).ok()?;
             Some(Move {
                 pod: pod.clone(),
                 from: pod.assignment.as_ref()?.as_ref().ok()?.charges.clone(),
@@ -178,9 +150,21 @@ impl Ledger {
             moves: moves.collect::<Option<_>>()?,
         })
     }
-}
 
-impl Sight<'_> {
+    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
+    /// disruptions, and which nodes rest, is not looked into.
+    pub(crate) fn would_empty(&self) -> Option<Emptying> {
+        let mut budget = Budget::of_look();
+        let first = Rounds::default().next(self, &mut budget);
+        let node = first.filter(|_| self.may_empty())?;
+        let moves = self.moves_off_node(&node, &mut budget)?;
+        Some(Emptying { node, moves })
+    }
+
+    fn may_begin_to_empty(&self) -> bool {
+        self.may_empty() && !self.earmarks.awaits_replacements()
+    }
+
     /// May a node be emptied now at all? A replacement that is queued for a moment is no pod that waits.
     fn may_empty(&self) -> bool {
         let comes = |uid: &Uid| {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
 
+use super::super::round::Offer;
 use crate::books::{Hold, Node, Uid};
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Holder};
 use crate::known::Known;
 use crate::reason::Reason;
-use crate::round::Offer;
 use crate::sight::Sight;
 use crate::trial::{Charges, Host};
 

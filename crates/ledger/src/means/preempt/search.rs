@@ -10,9 +10,11 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
+use super::gangs::Waits;
 use super::{Broken, KINDS, Plan, Site, importance};
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::earmarks::Cause;
 use crate::evidence::Evidence;
 use crate::known::Known;
 use crate::maps::HashMap;
@@ -31,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// What is under way between two looks.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Preempt {
     /// Since when pods have waited for room that is fragmented.
     since: HashMap<Uid, Duration>,
     /// Where the next look goes on among the kinds that wait.
@@ -41,24 +43,7 @@ pub(crate) struct Seen {
     second: HashMap<Uid, (Search, Duration)>,
     /// What the second rounds of that time may still cost.
     budget: Option<(Duration, Budget)>,
-    /// Of pods for which others are to end or to move: nodes that gained room before this were looked at.
-    looked: HashMap<Uid, u64>,
-}
-
-impl Seen {
-    /// Others are to end or to move for these pods alone.
-    pub(super) fn keep_looked(&mut self, uids: &[Uid]) {
-        self.looked.retain(|uid, _| uids.contains(uid));
-    }
-
-    /// All nodes that gained room before this were looked at for the pod.
-    pub(super) fn note_looked(&mut self, uid: &Uid, gains: u64) {
-        self.looked.insert(uid.clone(), gains);
-    }
-
-    pub(super) fn looked(&self, uid: &str) -> Option<u64> {
-        self.looked.get(uid).copied()
-    }
+    pub(super) gangs: Waits,
 }
 
 /// One round over nodes for one pod.
@@ -120,43 +105,26 @@ impl Search {
     }
 }
 
-/// What a look leaves to be done.
-#[derive(Default)]
-pub(super) struct Looked {
-    /// The pods for which a plan exists, in turn.
-    pub(super) due: Vec<Arc<PodFacts>>,
-    /// Those with a plan where kube-scheduler leaves it open whether it would place them.
-    pub(super) open: Vec<(Uid, Evidence)>,
-    /// Those for which nothing is left to be tried.
-    pub(super) all_tried: Vec<Uid>,
-    /// Those among them for which nodes were left out, because one look was not enough for each.
-    pub(super) cut: Vec<Uid>,
-}
-
-/// Whose room is chosen, where, and the clock of gains before all nodes were looked at.
-pub(super) struct Chosen {
-    pub(super) pod: Arc<PodFacts>,
-    pub(super) plan: Plan,
-    pub(super) began: u64,
-}
-
-impl Seen {
-    /// Goes on with the first rounds.
-    pub(super) fn search(&mut self, parts: &Parts) -> Looked {
-        let (sight, now) = (&parts.sight(), parts.now);
+impl Preempt {
+    /// Goes on with the first rounds. The pods for which a plan exists, in turn.
+    pub(super) fn search(&mut self, parts: &mut Parts) -> Vec<Arc<PodFacts>> {
+        let (now, sight) = (parts.now, parts.sight());
         let may = |uid: &Uid| {
-            let pod = sight.books.pod(uid);
-            pod.is_some_and(|pod| sight.may_preempt(pod))
+            sight
+                .books
+                .pod(uid)
+                .is_some_and(|pod| sight.may_preempt(pod))
         };
         self.since.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
         self.second.retain(|uid, (_, at)| may(uid) && lasts(*at));
         self.first = self.first.take().filter(|search| may(&search.uid));
-        let mut looked = Looked::default();
-        let mut budget = Budget::of_look();
-        let mut kinds = KINDS;
-        while let Some(mut search) = sight.next_search(self, &mut kinds) {
-            match sight.go_on(&mut search, &|_| Vec::new(), &mut budget) {
+        let (mut budget, mut kinds) = (Budget::of_look(), KINDS);
+        while let Some(mut search) = parts.sight().next_search(self, &mut kinds) {
+            match parts
+                .sight()
+                .go_on(&mut search, &|_| Vec::new(), &mut budget)
+            {
                 End::GoesOn => {
                     self.first = Some(search);
                     break;
@@ -166,77 +134,75 @@ impl Seen {
                 }
                 End::Served => {}
                 End::Over if search.with_plans.is_empty() => {
-                    looked.cut.extend(search.is_cut.then(|| search.uid.clone()));
+                    parts.cut.extend(search.is_cut.then(|| search.uid.clone()));
                     match search.open {
-                        Some(open) => looked.open.push((search.uid, open)),
-                        None => looked.all_tried.push(search.uid),
+                        Some(open) => parts.ask_for_evidence(&search.uid, open),
+                        None => parts.all_tried(&search.uid, Cause::Preempt),
                     }
                 }
                 End::Over => {
-                    let Search {
-                        uid,
-                        with_plans,
-                        began,
-                        patient,
-                        ..
-                    } = search;
-                    let second = Search::new(uid, with_plans, began, patient);
+                    let nodes = std::mem::take(&mut search.with_plans);
+                    let second = Search::new(search.uid, nodes, search.began, search.patient);
                     self.second.insert(second.uid.clone(), (second, now));
                 }
             }
         }
         parts.count_spent(budget.spent());
-        let due = self.second.keys().filter_map(|uid| sight.asleep(uid));
-        looked.due = due.collect();
-        looked.due.sort_by_cached_key(|pod| Turn::of(pod));
-        looked
+        let due = self
+            .second
+            .keys()
+            .filter_map(|uid| parts.sight().asleep(uid));
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_cached_key(|pod| Turn::of(pod));
+        due
     }
 
-    /// Goes on with the second round for a pod.
-    pub(super) fn choose(
+    /// Goes on with the second round for a pod, and keeps the room if it ends with a plan.
+    pub(super) fn preempt_for_pod(
         &mut self,
+        parts: &mut Parts,
         uid: &str,
         broken: Broken<'_>,
-        parts: &Parts,
-    ) -> Option<Chosen> {
-        let (sight, now) = (&parts.sight(), parts.now);
-        let pod = sight.books.pod(uid)?.clone();
-        let (uid, (mut search, _)) = self.second.swap_remove_entry(uid)?;
-        if !sight.may_preempt(&pod) {
-            return None;
-        }
+    ) -> bool {
+        let (now, sight) = (parts.now, parts.sight());
+        let second = self.second.swap_remove_entry(uid);
+        let may = |pod: &&Arc<PodFacts>| sight.may_preempt(pod);
+        let Some(((uid, (mut search, _)), _)) = second.zip(sight.books.pod(uid).filter(may)) else {
+            return false;
+        };
         let left = self.budget.take();
         let left = left.filter(|(at, _)| *at == now).map(|(_, left)| left);
         let mut budget = left.unwrap_or_else(Budget::of_look);
         let before = budget.spent();
         let end = sight.go_on(&mut search, broken, &mut budget);
-        parts.count_spent(budget.spent() - before);
+        sight.count_spent(budget.spent() - before);
         self.budget = Some((now, budget));
-        match end {
+        let plan = match end {
             End::Fits | End::Served => None,
             End::GoesOn => {
                 self.second.insert(uid, (search, now));
-                None
+                return false;
             }
-            End::Over => {
-                let (plan, began) = (search.best.take()?, search.began);
-                if !search.is_long {
-                    return Some(Chosen { pod, plan, began });
-                }
-                // The node may have changed since it was looked at.
-                let mut again = Search::new(uid, vec![plan.node.clone()], began, false);
-                let mut budget = Budget::of_look();
-                sight.go_on(&mut again, broken, &mut budget);
-                let plan = again.best?;
-                Some(Chosen { pod, plan, began })
-            }
-        }
+            // The node may have changed since it was looked at.
+            End::Over if search.is_long => search.best.and_then(|plan| {
+                let mut again = Search::new(uid.clone(), vec![plan.node], search.began, false);
+                sight.go_on(&mut again, broken, &mut Budget::of_look());
+                again.best
+            }),
+            End::Over => search.best,
+        };
+        let Some(plan) = plan else {
+            return false;
+        };
+        parts.pursue(&uid, Cause::Preempt, plan);
+        parts.earmarks.note_looked(&uid, search.began);
+        true
     }
 }
 
 impl Sight<'_> {
     /// The round that is under way, or one for the next kind that has waited for long enough.
-    fn next_search(&self, seen: &mut Seen, kinds: &mut usize) -> Option<Search> {
+    fn next_search(&self, seen: &mut Preempt, kinds: &mut usize) -> Option<Search> {
         if let Some(search) = seen.first.take() {
             return Some(search);
         }
@@ -253,7 +219,7 @@ impl Sight<'_> {
             if waited < CHANCE || seen.second.contains_key(&uid) {
                 continue;
             }
-            let mut nodes = self.nodes_to_see();
+            let mut nodes = self.node_names();
             // Where an earlier extender began it is looked at first, which is at the end.
             let began = self
                 .books

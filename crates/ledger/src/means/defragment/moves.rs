@@ -5,14 +5,14 @@
 //! another move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card
 //! each, and the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be
 //! missed. A pod with a volume that may tie it to its node moves to other cards of that node alone. Affinity between pods
-//! and topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
+//! and topology spread are not looked at, and disruption budgets where the plan is carried out ([`super`]).
 
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Cost, Mib};
 
-use super::Site;
+use super::super::preempt::Site;
 use super::planning::{Planning, Unit, sets_of_cards};
 use crate::books::Uid;
 use crate::budget::Budget;

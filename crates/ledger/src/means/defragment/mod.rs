@@ -1,23 +1,36 @@
-//! Has pods move for one that waits for memory which is free in pieces ([`super::moves`]): room is kept for it and for the
-//! replacement of each, until they have come or the time is over. One pod is moved for at a time.
+//! Evicts pods that can run elsewhere, for one that waits for memory which is free in pieces ([`moves`]), or so that a nearly
+//! empty node can be removed ([`empty`]): room is kept for the pod and for the replacement of each, until they have come or
+//! the time is over. Pods are evicted for one pod at a time.
+
+mod asking;
+mod empty;
+mod moves;
+mod planning;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::asking::{Asked, Asking};
-use super::planning::Planning;
-use super::{Broken, KINDS, Moves};
+use super::preempt::KINDS;
+use super::{
+    Action, Broken, Demand, Demands, Due, Makes, Means, Reserved, Subject, Whom, still_evicts,
+};
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::earmarks::Cause;
+use crate::config::Config;
+use crate::earmarks::{Beneficiary, Cause};
 use crate::evidence::Evidence;
 use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
 use crate::parts::Parts;
 use crate::sight::Sight;
 use crate::turn::Turn;
+use asking::{Asked, Asking};
+pub use empty::Emptying;
+use empty::Rounds;
+pub use moves::{Move, Moves};
+use planning::Planning;
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
@@ -44,31 +57,18 @@ struct Wait {
 
 /// What is under way between two looks.
 #[derive(Debug, Default)]
-pub(crate) struct Tries {
+pub(crate) struct Defragment {
     waits: HashMap<Uid, Wait>,
     /// Where the next look goes on among the kinds that wait.
     after: Option<Turn>,
     asking: Option<Asking>,
     /// The pod that waits for pieces, and when its plan was gone on with.
     planning: Option<(Planning, usize, Duration)>,
-}
-
-/// The search for the least moves, and how many plans disruption budgets have forbidden.
-pub(super) struct Plans {
-    pub(super) pod: Arc<PodFacts>,
-    planning: Planning,
-    plans: usize,
-}
-
-impl Plans {
-    /// The clock of gains before the pod was found to fit on no node.
-    pub(super) fn began(&self) -> u64 {
-        self.planning.began
-    }
+    emptied: Rounds,
 }
 
 /// What came of a step of the search.
-pub(super) enum Step {
+enum Step {
     /// The search goes on, or begins again later.
     NotNow,
     /// No other pod can be moved for it.
@@ -79,10 +79,90 @@ pub(super) enum Step {
     Moves(Moves),
 }
 
-impl Tries {
+impl Means for Defragment {
+    fn cause(&self) -> Cause {
+        Cause::Defragment
+    }
+
+    fn after(&self, config: &Config) -> Option<Duration> {
+        config.moves.then_some(Duration::ZERO)
+    }
+
+    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Due> {
+        parts.look_after_evictions(Cause::Defragment);
+        let empties = parts.sight().emptying().is_some();
+        parts.change(|it, books| it.end_needless_replacements(empties, books));
+        if most == 0 || !parts.config.moves {
+            return Vec::new();
+        }
+        let is_none = parts
+            .earmarks
+            .evictions_for_pods(Cause::Defragment)
+            .is_empty();
+        let pod = Some(()).filter(|()| is_none).and_then(|()| self.due(parts));
+        let subject = match pod {
+            Some(pod) => Some(Subject::Pod(pod)),
+            None => self.emptied.due(parts).map(Subject::Node),
+        };
+        let due = subject.map(|subject| Due {
+            cause: Cause::Defragment,
+            subject,
+        });
+        due.into_iter().collect()
+    }
+
+    fn choose(&mut self, of: &Subject, broken: Broken<'_>, most: usize, parts: &mut Parts) -> bool {
+        match of {
+            Subject::Pod(pod) => self.move_for(&pod.uid, broken, most, parts),
+            Subject::Node(node) => self.emptied.empty(node, broken, most, parts),
+        }
+    }
+
+    fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {
+        let moves = known.moves_within(pod, budget)?;
+        let pods = moves.moves.iter().map(|it| it.pod.uid.clone());
+        Some((moves.node, pods.collect()))
+    }
+
+    fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
+        sight.evictions(Cause::Defragment)
+    }
+
+    fn demand(&self, sight: &Sight<'_>, all: &mut Demands) {
+        all.evict(self.reserved(sight), Action::Evict);
+        let Some(Emptying { node, moves }) = sight.emptying() else {
+            return;
+        };
+        all.all.extend(moves.into_iter().map(|it| Demand {
+            victim: it.pod,
+            cause: Cause::Defragment,
+            action: Action::Evict,
+            node: node.clone(),
+            whom: Whom::Autoscaler,
+            gang: None,
+            cards: Vec::new(),
+        }));
+    }
+
+    fn still(&self, sight: &Sight<'_>, demand: &Demand) -> bool {
+        if demand.whom.pod().is_some() {
+            return still_evicts(sight, demand);
+        }
+        let emptying = sight.emptying().filter(|it| it.node == demand.node);
+        let mut moves = emptying.iter().flat_map(|it| &it.moves);
+        moves.any(|it| it.pod.uid == demand.victim.uid)
+    }
+}
+
+impl Defragment {
+    /// The node is gone: another of its name begins afresh.
+    pub(crate) fn forget(&mut self, node: &str) {
+        self.emptied.forget(node);
+    }
+
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn.
-    pub(super) fn due(&mut self, parts: &Parts) -> Option<Arc<PodFacts>> {
-        let (sight, now) = (&parts.sight(), parts.now);
+    fn due(&mut self, parts: &mut Parts) -> Option<Arc<PodFacts>> {
+        let (sight, now) = (parts.sight(), parts.now);
         let may = |uid: &str| {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_be_moved_for(pod)) && sight.asleep(uid).is_some()
@@ -92,8 +172,7 @@ impl Tries {
         let planning = self.planning.take();
         self.planning = planning.filter(|(planning, _, at)| may(&planning.uid) && lasts(*at));
         self.asking = self.asking.take().filter(|asking| may(&asking.uid));
-        let mut budget = Budget::of_look();
-        let mut kinds = KINDS;
+        let (mut budget, mut kinds) = (Budget::of_look(), KINDS);
         while self.planning.is_none()
             && let Some(mut asking) = sight.next_asking(self, &mut kinds, &may)
         {
@@ -106,9 +185,9 @@ impl Tries {
                     break;
                 }
                 Asked::Yes => {
-                    let nodes = sight.nodes_to_see();
                     let wait = self.waits.get_mut(&asking.uid);
                     let spared = wait.map(|wait| std::mem::take(&mut wait.spared));
+                    let nodes = sight.node_names();
                     let mut planning = Planning::new(asking.uid, asking.began, nodes, true);
                     planning.spared = spared.unwrap_or_default();
                     self.planning = Some((planning, 0, now));
@@ -116,45 +195,60 @@ impl Tries {
                 Asked::No => {}
             }
         }
-        parts.count_spent(budget.spent());
+        sight.count_spent(budget.spent());
         let (planning, ..) = self.planning.as_ref()?;
         sight.books.pod(&planning.uid).cloned()
     }
 
-    /// The search for the least moves for this pod, if it goes on.
-    pub(super) fn take(&mut self, uid: &str, sight: &Known<'_>) -> Option<Plans> {
-        let is_it = |planning: &Planning| *planning.uid == *uid;
-        let (planning, plans, _) = self.planning.take_if(|(it, ..)| is_it(it))?;
+    /// Goes on with the search for the least moves for this pod, and keeps the room for it and for the replacements. False if
+    /// there are none, or if the search goes on.
+    fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, parts: &mut Parts) -> bool {
+        let sight = parts.sight();
+        let planning = self.planning.take_if(|(it, ..)| *it.uid == *uid);
         let may = |pod: &&Arc<PodFacts>| sight.may_be_moved_for(pod);
-        let pod = sight.books.pod(uid).filter(may)?.clone();
-        Some(Plans {
-            pod,
-            planning,
-            plans,
-        })
+        let pod = sight.books.pod(uid).filter(may);
+        let Some(((planning, plans, _), pod)) = planning.zip(pod.cloned()) else {
+            return false;
+        };
+        let began = planning.began;
+        match self.go_on(&pod, planning, plans, broken, most, &sight) {
+            Step::NotNow => {}
+            Step::Nothing => parts.all_tried(&pod.uid, Cause::Defragment),
+            Step::Open(open) => parts.ask_for_evidence(&pod.uid, open),
+            Step::Moves(moves) => {
+                let plan = super::Plan {
+                    rank: (),
+                    node: moves.node,
+                    cards: moves.cards,
+                    waits_for: moves.moves.iter().map(|it| it.pod.uid.clone()).collect(),
+                    overtakes: Vec::new(),
+                };
+                parts.pursue(&pod.uid, Cause::Defragment, plan);
+                parts.earmarks.note_looked(&pod.uid, began);
+                parts.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()));
+                return true;
+            }
+        }
+        false
     }
 
     /// Goes on with the search for the least moves that no disruption budget forbids.
-    pub(super) fn go_on(
+    fn go_on(
         &mut self,
-        search: Plans,
+        pod: &Arc<PodFacts>,
+        mut planning: Planning,
+        mut plans: usize,
         broken: Broken<'_>,
         most: usize,
-        parts: &Parts,
+        sight: &Sight<'_>,
     ) -> Step {
-        let (sight, now) = (&parts.sight(), parts.now);
-        let Plans {
-            pod,
-            mut planning,
-            mut plans,
-        } = search;
-        let mut budget = Budget::of_look();
+        let (mut budget, now) = (Budget::of_look(), sight.now);
         let mut found = Step::NotNow;
         planning.most = most;
         while plans < PLANS {
             let before = budget.spent();
-            let is_over = sight.plan_on(&pod, &mut planning, &mut budget);
-            parts.count_spent(budget.spent() - before);
+            let is_over = sight.plan_on(pod, &mut planning, &mut budget);
+            sight.count_spent(budget.spent() - before);
             if !is_over {
                 self.planning = Some((planning, plans, now));
                 return Step::NotNow;
@@ -168,7 +262,7 @@ impl Tries {
             if forbidden.is_empty() {
                 let may = !pods.is_empty() && pods.len() <= most;
                 // Nodes may have changed since they were looked at.
-                let holds = !planning.is_long || sight.is_plan_still(&pod, &plan);
+                let holds = !planning.is_long || sight.is_plan_still(pod, &plan);
                 if may && holds {
                     return Step::Moves(plan);
                 }
@@ -176,7 +270,7 @@ impl Tries {
             }
             plans += 1;
             let spared = planning.spared.into_iter().chain(forbidden).collect();
-            let nodes = sight.nodes_to_see();
+            let nodes = sight.node_names();
             planning = Planning::new(pod.uid.clone(), planning.began, nodes, true);
             (planning.spared, planning.most) = (spared, most);
         }
@@ -200,7 +294,7 @@ impl Sight<'_> {
     /// The question that is under way, or one for the next kind that is due.
     fn next_asking(
         &self,
-        tries: &mut Tries,
+        tries: &mut Defragment,
         kinds: &mut usize,
         may: &dyn Fn(&str) -> bool,
     ) -> Option<Asking> {
@@ -219,7 +313,7 @@ impl Sight<'_> {
             if wait.next <= self.now {
                 let patient = self.now.saturating_sub(wait.since) < PATIENCE;
                 let began = self.queue.gains();
-                return Some(Asking::new(uid, began, self.nodes_to_see(), patient));
+                return Some(Asking::new(uid, began, self.node_names(), patient));
             }
         }
         None

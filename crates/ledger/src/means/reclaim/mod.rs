@@ -1,30 +1,37 @@
 //! Reclaim: what a pod uses of a card beyond its request is borrowed, and is reclaimed where it keeps
 //! a pod off whose request fits by the books.
 //!
-//! The ledger keeps the place ([`crate::queue`]), says who is to give memory back ([`Ledger::reclaims`]) and
-//! wakes the pod once NVML shows the room. It acts on nobody. Nobody who is within its request is ever named,
-//! nobody at all while the node's report is stale, and one card's memory is reclaimed for only one
-//! pod at a time. What does not come until the deadline is given up, and another card is tried.
+//! The ledger earmarks the room, says which pods must give memory back and wakes the pod once NVML shows the room. It acts on
+//! no pod. No pod within its request is ever named, none at all while the node's report is stale, and the memory of one card
+//! is reclaimed for only one pod at a time. What does not come until the deadline is given up, and another card is tried.
 
-use std::mem::take;
+mod borrowers;
+mod limits;
+mod pressure;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
 use gpustow_pack::{Cost, Mib, Refusal};
 
-use crate::Ledger;
+use super::round::{Offer, Round};
+use super::{Demand, Demands, Due, Makes, Means, Reserved, Whom, best};
 use crate::books::{Node, Uid};
-use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
+use crate::config::Config;
 use crate::earmarks::{Cause, Earmark, Ended};
 use crate::evidence::Evidence;
 use crate::known::Known;
-use crate::means::Reserved;
+use crate::parts::Parts;
 use crate::reason::Reason;
-use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::trial::Host;
+use borrowers::beyond_capacity;
+pub(crate) use limits::Limits;
+pub use limits::OverLimit;
+pub use pressure::Shortage;
 
 /// A pod that uses more of a card than it asked for.
 #[derive(Clone, Debug)]
@@ -55,80 +62,131 @@ pub(crate) struct Rank {
     cost: Cost,
 }
 
-type Plan = crate::means::Plan<Rank>;
+type Plan = super::Plan<Rank>;
 
-impl Ledger {
-    /// Looks after what is reclaimed: ends what has come to its end, asks others where the first did not
-    /// suffice, and begins anew for pods that wait. To be called every second or so.
-    pub fn reclaim(&mut self, now: Duration) {
-        if !self.parts.config.reclaim {
-            return;
-        }
-        self.note_refusals(now);
-        self.expire(now);
-        for uid in self.parts.earmarks.all_of(Cause::Reclaim) {
-            self.look_after(&uid, now);
-        }
-        self.call_more_back(now);
+/// Reclaim between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Reclaim {
+    round: Round<Rank>,
+    limits: Limits,
+}
+
+impl Means for Reclaim {
+    fn cause(&self) -> Cause {
+        Cause::Reclaim
     }
 
-    /// Goes on with the search for pods that wait: the first of each kind.
-    fn call_more_back(&mut self, now: Duration) {
-        if self.parts.books.lending().is_empty() {
-            self.calling = Round::default();
-            return;
-        }
-        let mut round = take(&mut self.calling);
-        if round.is_over() {
-            let may = |uid: &str| self.sight(now).may_reclaim(uid).is_some();
-            round = Round::of(self.sight(now).without_room(may));
-        }
-        let mut budget = Budget::of_round();
-        while let Some((uid, found)) = round.go_on(
-            &mut budget,
-            |uid| {
-                self.sight(now).may_reclaim(uid)?;
-                let nodes = self.parts.books.nodes();
-                Some(nodes.map(|(name, _)| name.clone()).collect())
-            },
-            |uid, name, budget| self.sight(now).offer_of_borrowers(uid, name, budget),
-        ) {
-            match found {
-                Offer::Plan(plan) if !plan.rank.is_unknown => {
-                    self.pursue(&uid, Cause::Reclaim, plan, now)
-                }
-                Offer::Plan(plan) => {
-                    let sight = self.sight(now);
-                    let open = sight.books.pod(&uid);
-                    if let Some(open) = open.map(|pod| sight.evidence(pod, &plan.node)) {
-                        self.parts.ask_for_evidence(&uid, open, now);
-                    }
-                }
-                // Every card was tried: a later look tries them all again.
-                Offer::Nothing => {
-                    if let Some(pod) = self.parts.books.pod(&uid) {
-                        self.parts.earmarks.all_tried(pod, Cause::Reclaim, now);
-                    }
-                }
-                Offer::Fits => {}
-            }
-        }
-        self.calling = round;
-        self.parts.count_spent(budget.spent());
+    fn after(&self, config: &Config) -> Option<Duration> {
+        config.reclaim.then_some(config.reclaim_after)
     }
 
-    /// What is reclaimed now, and from whom.
-    #[must_use]
-    pub fn reclaims(&self, now: Duration) -> Vec<Reserved> {
-        let all = self.parts.earmarks.all_of(Cause::Reclaim);
+    /// Ends what has come to its end, asks others where the first did not suffice, and begins again for pods that wait.
+    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Due> {
+        if !parts.config.reclaim {
+            return Vec::new();
+        }
+        parts.note_refusals();
+        for uid in parts.earmarks.all_of(Cause::Reclaim) {
+            parts.look_after(&uid, Cause::Reclaim, |known, pod, it| {
+                known.still_reclaims(pod, it)
+            });
+        }
+        if parts.books.lending().is_empty() {
+            self.round = Round::default();
+            return Vec::new();
+        }
+        if self.round.is_over() {
+            let sight = parts.sight();
+            self.round = Round::of(sight.without_room(|uid| sight.may_reclaim(uid).is_some()));
+        }
+        let nodes = |sight: &Sight<'_>, uid: &Uid| {
+            sight.may_reclaim(uid)?;
+            Some(sight.node_names())
+        };
+        let look = |sight: &Sight<'_>, uid: &Uid, name: &Arc<str>, budget: &mut Budget| {
+            sight.offer_of_borrowers(uid, name, budget)
+        };
+        let is_open = |plan: &Plan| plan.rank.is_unknown;
+        self.round.run(parts, Cause::Reclaim, nodes, look, is_open);
+        Vec::new()
+    }
+
+    fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {
+        best(
+            known
+                .open_to(pod)
+                .filter_map(|name| known.plan_reclaim(pod, name, budget)),
+        )
+    }
+
+    fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
+        let all = sight.earmarks.all_of(Cause::Reclaim);
         all.iter()
-            .filter_map(|uid| self.sight(now).reclamation(uid))
+            .filter_map(|uid| sight.reclamation(uid))
             .collect()
     }
 
-    /// Calls memory back for a pod that was refused on all of these nodes, unless the pod has another way.
-    pub(crate) fn reclaim_for(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
-        if !self.sight(now).may_reclaim_for(pod) {
+    fn demand(&self, sight: &Sight<'_>, all: &mut Demands) {
+        let short = std::mem::take(&mut all.short);
+        let mut add = |cause, node: &Arc<str>, whom: Whom, victims: Vec<Borrower>| {
+            for borrower in victims {
+                all.reclaim(Demand {
+                    victim: borrower.pod.clone(),
+                    cause,
+                    action: sight.action_on(&borrower.pod).into(),
+                    node: node.clone(),
+                    whom: whom.clone(),
+                    gang: None,
+                    cards: vec![borrower],
+                });
+            }
+        };
+        let reserved = self.reserved(sight);
+        for back in &reserved {
+            let whom = Whom::Pod(back.pod.clone());
+            add(Cause::Reclaim, &back.node, whom, back.borrowers.clone());
+        }
+        for short in short {
+            add(Cause::Pressure, &short.node, short.harm, short.victims);
+        }
+        for OverLimit { node, victim, .. } in self.limits.over(sight) {
+            add(Cause::OverLimit, &node, Whom::Limit, vec![victim]);
+        }
+        all.reserved.extend(reserved);
+    }
+
+    fn still(&self, sight: &Sight<'_>, demand: &Demand) -> bool {
+        let victim = &demand.victim;
+        let gives = |borrowers: &[Borrower]| borrowers.iter().any(|it| it.pod.uid == victim.uid);
+        match demand.cause {
+            Cause::Pressure => sight
+                .shortages_on(&demand.node)
+                .into_iter()
+                .any(|it| gives(&it.victims) && it.harm.uid() == demand.whom.uid()),
+            Cause::OverLimit => self.limits.is_over(victim, &demand.node, sight),
+            _ => {
+                let back = demand.whom.uid().and_then(|uid| sight.reclamation(uid));
+                back.is_some_and(|it| gives(&it.borrowers))
+            }
+        }
+    }
+}
+
+impl Reclaim {
+    /// Which pods are over their limits.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn limits_mut(&mut self) -> &mut Limits {
+        &mut self.limits
+    }
+
+    /// Reclaims memory for a pod that was refused on all of these nodes, unless the pod has another way.
+    pub(crate) fn at_once(parts: &mut Parts, pod: &PodFacts, candidates: &[&str]) {
+        let sight = parts.sight();
+        if !sight.may_reclaim_for(pod) {
             return;
         }
         // Where the candidates are too many for a call, a look compares them all.
@@ -138,7 +196,6 @@ impl Ledger {
             if budget.is_spent() {
                 return;
             }
-            let sight = self.sight(now);
             let plan = match sight.awaits_others(pod, name) {
                 true => None,
                 false => sight.plan_reclaim(pod, name, &mut budget),
@@ -146,53 +203,29 @@ impl Ledger {
             best = best.into_iter().chain(plan).min();
         }
         if let Some(plan) = best {
-            self.pursue(&pod.uid, Cause::Reclaim, plan, now);
+            parts.pursue(&pod.uid, Cause::Reclaim, plan);
         }
     }
+}
 
-    /// One reclaim goes on, with others if need be, or ends.
-    fn look_after(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.parts.earmarks.find(uid, Cause::Reclaim) else {
-            return;
-        };
+impl Known<'_> {
+    /// Do those that were asked suffice still, or which others are to give memory back?
+    fn still_reclaims(&self, pod: &PodFacts, earmark: &Earmark) -> Result<Option<Vec<Uid>>, Ended> {
         let (name, asked) = (earmark.node(), earmark.waits_for());
-        let pod = self.parts.books.pod(uid).cloned();
-        let wants = |pod: &Arc<PodFacts>| self.sight(now).wants(pod, earmark);
-        let Some(pod) = pod.filter(wants) else {
-            self.parts.end(uid, Ended::Gone);
-            return;
-        };
-        // Borrowers give back for a pod that can come, or not at all.
-        let rejected = self.sight(now).evidence(&pod, name) == Evidence::Rejected;
-        let outdated = self.sight(now).outdated(&pod, name);
+        if self.evidence(pod, name) == Evidence::Rejected {
+            return Err(Ended::Late);
+        }
         let goes_on = || {
-            self.sight(now).check(name).ok()?;
-            let node = self.parts.books.node(name)?;
-            let mut budget = Budget::of(&self.parts.config);
-            let cards = earmark.cards();
-            let missing = self
-                .sight(now)
-                .missing(&pod, name, node, cards, true, &mut budget)?;
-            match self
-                .sight(now)
-                .choose_borrowers(node, &missing, asked, true)
-            {
+            self.check(name).ok()?;
+            let node = self.books.node(name)?;
+            let mut budget = Budget::of(self.config);
+            let missing = self.missing(pod, name, node, earmark.cards(), true, &mut budget)?;
+            match self.choose_borrowers(node, &missing, asked, true) {
                 Some(_) => Some(None),
-                None => {
-                    let others = self
-                        .sight(now)
-                        .choose_borrowers(node, &missing, asked, false);
-                    others.map(Some)
-                }
+                None => (self.choose_borrowers(node, &missing, asked, false)).map(Some),
             }
         };
-        match goes_on() {
-            _ if rejected => self.parts.end(uid, Ended::Late),
-            Some(_) if let Some(open) = outdated => self.parts.ask_for_evidence(uid, open, now),
-            Some(None) => {}
-            Some(Some(victims)) => self.parts.change(|it, _| it.reclaim_from(uid, victims)),
-            None => self.parts.end(uid, Ended::Late),
-        }
+        goes_on().ok_or(Ended::Late)
     }
 }
 
@@ -252,17 +285,19 @@ impl Known<'_> {
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
         let victims = lent.filter(|(_, (uid, ..))| needed.contains(uid));
-        let victims = victims.filter_map(|(gpu, (uid, held, used))| {
-            let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();
-            let uuid = gpu.uuid.as_str().into();
-            Some(Borrower {
-                pod,
-                uuid,
-                held,
-                used,
-            })
-        });
+        let victims = victims.filter_map(|(gpu, it)| self.borrower(gpu, it));
         Some(victims.collect())
+    }
+
+    /// A pod that is not being deleted, with what it holds and uses of a GPU.
+    fn borrower(&self, gpu: &Gpu, (uid, held, used): (&Uid, Mib, Mib)) -> Option<Borrower> {
+        let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?;
+        Some(Borrower {
+            pod: pod.clone(),
+            uuid: gpu.uuid.as_str().into(),
+            held,
+            used,
+        })
     }
 
     /// Why a node is refused for the pod, if memory may be reclaimed for it there.

@@ -1,0 +1,145 @@
+//! A look: the means have their turns, in one order, and say what is to be done now.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::config::Action;
+use gpustow_api::{Group, PodFacts};
+
+use crate::Ledger;
+use crate::budget::Budget;
+use crate::earmarks::{Cause, Ended};
+use crate::means::{Broken, Demand, Demands, Due, Emptying, Moves, OverLimit, Reserved, Shortage};
+
+impl Ledger {
+    /// One means has its turn, and may evict at most so many pods: a look is a turn of each, in the order of [`crate::TURNS`],
+    /// to be had every second or so after [`Ledger::tell_time`]. For whom it is to be chosen now who is evicted.
+    pub fn look(&mut self, means: Cause, most: usize, now: Duration) -> Vec<Due> {
+        self.expire(now);
+        let turn = self.means.find_mut(means);
+        turn.map_or_else(Vec::new, |means| means.look(&mut self.parts, most))
+    }
+
+    /// Chooses who is evicted for one of those that [`Ledger::look`] named, at most so many, and keeps the room. False if no
+    /// pod need or can be, or if the search goes on: the next look names it again.
+    pub fn choose(&mut self, due: &Due, broken: Broken<'_>, most: usize, now: Duration) -> bool {
+        self.parts.now = now;
+        let means = self.means.find_mut(due.cause);
+        means.is_some_and(|it| it.choose(&due.subject, broken, most, &mut self.parts))
+    }
+
+    /// Pods for which the search for others to end has cost enough since the last call, so that it found none.
+    pub fn searches_cut(&mut self) -> Vec<Arc<PodFacts>> {
+        let cut = std::mem::take(&mut self.parts.cut).into_iter();
+        cut.filter_map(|uid| self.parts.books.pod(&uid).cloned())
+            .collect()
+    }
+
+    /// What this means has reserved for pods, and which pods leave it to them.
+    #[must_use]
+    pub fn reserved(&self, means: Cause, now: Duration) -> Vec<Reserved> {
+        let means = self.means.find(means);
+        means.map_or_else(Vec::new, |it| it.reserved(&self.sight(now)))
+    }
+
+    /// What pods must do now, with these GPUs under pressure ([`Ledger::shortages_on`]).
+    #[must_use]
+    pub fn demands(&self, short: Vec<Shortage>, now: Duration) -> Demands {
+        let mut all = Demands::of(short);
+        let means = self.means.all().into_iter();
+        means.for_each(|it| it.demand(&self.sight(now), &mut all));
+        all
+    }
+
+    /// Must the victim still do that for the same beneficiary? The look that demanded it may be some requests old.
+    #[must_use]
+    pub fn still(&self, demand: &Demand, now: Duration) -> bool {
+        let means = match demand.cause {
+            Cause::Pressure | Cause::OverLimit => Cause::Reclaim,
+            means => means,
+        };
+        let means = self.means.find(means);
+        means.is_some_and(|it| it.still(&self.sight(now), demand))
+    }
+
+    /// Who is to finish for the gang now: for each of its pods that is not assumed. All of them finish, or none.
+    #[must_use]
+    pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Reserved> {
+        self.sight(now).preemptions_of(gang)
+    }
+
+    /// Gives up what is earmarked for a gang: its victims cannot all finish.
+    pub fn spare_for_gang(&mut self, gang: &Group) {
+        self.parts.end_gang(gang, Ended::Late);
+    }
+
+    /// The node that is emptied, as long as that is of use and harms no pod.
+    #[must_use]
+    pub fn emptying(&self, now: Duration) -> Option<Emptying> {
+        self.sight(now).emptying()
+    }
+
+    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
+    /// disruptions, and which nodes rest, is not looked into.
+    #[must_use]
+    pub fn would_empty(&self, now: Duration) -> Option<Emptying> {
+        self.sight(now).would_empty()
+    }
+
+    /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
+    #[must_use]
+    pub fn may_be_short(&self) -> Vec<Arc<str>> {
+        self.sight(Duration::ZERO).may_be_short()
+    }
+
+    /// The GPUs of one node that are short now.
+    #[must_use]
+    pub fn shortages_on(&self, name: &str, now: Duration) -> Vec<Shortage> {
+        self.sight(now).shortages_on(name)
+    }
+
+    /// The pods that have been over their limits for too long, where memory is reclaimed at all.
+    #[must_use]
+    pub fn over_limits(&self, now: Duration) -> Vec<OverLimit> {
+        self.means.reclaim.limits().over(&self.sight(now))
+    }
+
+    /// What may be done to have this pod give memory back.
+    #[must_use]
+    pub fn action_on(&self, pod: &PodFacts) -> Action {
+        self.sight(Duration::ZERO).action_on(pod)
+    }
+
+    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
+    /// a pod leaves or may be preempted for it.
+    #[must_use]
+    pub fn waits_for_fragmented(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
+        self.sight(now).waits_for_fragmented(pod)
+    }
+
+    /// What would give room to a pod that waits for pieces; none if nothing would.
+    #[must_use]
+    pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
+        self.sight(now).moves_within(pod, &mut Budget::of_plan())
+    }
+
+    /// The node on which the fewest pods must finish before this pod fits, and those pods. None if it would fit on
+    /// no node that takes pods now, whichever of them finish.
+    #[must_use]
+    pub fn fewest_to_finish(
+        &self,
+        pod: &PodFacts,
+        now: Duration,
+    ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
+        let plan = self.sight(now).plan_reserve(pod, &mut Budget::of_plan());
+        let (node, pods) = plan?;
+        let pods = pods.iter().filter_map(|uid| self.parts.books.pod(uid));
+        Some((node, pods.cloned().collect()))
+    }
+
+    /// How many reservations have ended like this.
+    #[must_use]
+    pub fn given_up(&self, how: Ended) -> u64 {
+        self.parts.earmarks.count_ended(Cause::Reserve, how)
+    }
+}
