@@ -51,7 +51,7 @@ impl Budget {
         Self::with(LOOK, FIT)
     }
 
-    /// For one part of a round ([`crate::round::Round`]), which counts every view of a node as well, and looks at each
+    /// For one part of a round of a means, which counts every view of a node as well, and looks at each
     /// node to its end. Before each node ask [`Budget::is_spent`].
     pub(crate) fn of_round() -> Self {
         Self {

@@ -1,5 +1,6 @@
 //! Filter and prioritize: which nodes would do, and which is best.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
@@ -9,8 +10,8 @@ use gpustow_pack::{Cost, Refusal, Request};
 use crate::Ledger;
 use crate::books::{AssumedPod, Node};
 use crate::budget::Budget;
-use crate::evidence::NodeSet;
-use crate::gangs::Shortfall;
+use crate::evidence::{NodeSet, Tried};
+use crate::gangs::{Seat, Shortfall};
 use crate::known::Known;
 use crate::means::Reclaim;
 use crate::reason::Reason;
@@ -70,6 +71,22 @@ fn searches(request: &Request) -> bool {
 /// How good a node is for a pod: lower is better.
 type Key<'a> = (bool, bool, Cost, &'a str);
 
+/// What became of the candidates.
+#[derive(Default)]
+struct Compared<'a> {
+    /// Where something after this extender has refused the pod.
+    tried: Option<Tried>,
+    /// The best alone is of use.
+    is_decisive: bool,
+    /// Those that would do, the best first.
+    feasible: Vec<Key<'a>>,
+    refused: Vec<(&'a str, Reason)>,
+    /// All that report.
+    offered: NodeSet,
+    /// The first that was not looked at, because the call had cost enough.
+    stopped: Option<Slot>,
+}
+
 impl Ledger {
     /// Chooses the best of the candidate nodes for a pod that asks for GPU memory, and reserves
     /// there until its bind.
@@ -83,178 +100,195 @@ impl Ledger {
         let Ok(request) = ask.pod.asks.readable().cloned() else {
             return Filtered::default();
         };
-        let uid = &ask.pod.uid;
-        if self.parts.books.is_gone(uid) {
-            return refuse_all(candidates, Reason::Gone);
-        }
-        let bound = self
-            .parts
-            .books
-            .pod(uid)
-            .and_then(|known| known.node.as_ref());
-        let binding = self.parts.books.assumed(uid).filter(|it| it.is_binding());
-        if let Some(node) = bound.or(binding.map(AssumedPod::node)) {
-            let only = candidates.iter().find(|name| **name == &**node);
-            return match only {
-                Some(name) => Filtered {
-                    nodes: vec![name],
-                    ..Filtered::default()
-                },
-                None => refuse_all(candidates, Reason::BindUnderWay),
-            };
-        }
-        if self.parts.books.is_unfenced(uid) {
-            return refuse_all(candidates, Reason::Unfenced);
+        if let Some(answer) = self.answer_without_choice(&ask.pod.uid, candidates) {
+            return answer;
         }
         // Before queued pods are offered room: the same prices decide for them and for this one.
         self.parts.scores.deciding(&self.parts.books);
-        let behind = self.parts.queue.is_behind_queued(ask.pod);
-        if behind
-            && !candidates
-                .iter()
-                .any(|name| self.sight(now).goes_first(ask.pod, name))
-        {
+        let goes_first = |name: &&str| self.sight(now).goes_first(ask.pod, name);
+        if self.parts.queue.is_behind_queued(ask.pod) && !candidates.iter().any(goes_first) {
             self.wakes.look_at_queued(&mut self.parts);
         }
         self.begin_member(ask.pod, now);
         // It was asked for before, and no bind came.
-        let change = self.parts.books.give_up(uid);
+        let change = self.parts.books.give_up(&ask.pod.uid);
         self.follow(change);
         let seat = match self.seat(ask, candidates, now) {
             Ok(seat) => seat,
             Err(shortfall) => return self.refuse_gang(ask.pod, candidates, shortfall, now),
         };
-        // The pods of a gang may take their places in an order in which their rules would not allow each of them.
-        let seated = |name: &str, found| match (found, &seat) {
-            (Err(Reason::Fit(Refusal::Neighbours)), Some(seat)) if seat.is_on(name) => {
-                Ok((seat.cost(), false))
-            }
-            (found, _) => found,
+        let found = self.compare(ask, &request, candidates, seat.as_ref(), now);
+        let Some(&(all_tried, _, _, best)) = found.feasible.first() else {
+            return self.refuse(ask.pod, candidates, found, now);
         };
-        let mut feasible: Vec<Key<'a>> = Vec::new();
-        let mut refused = Vec::with_capacity(candidates.len());
-        let class = self.parts.scores.class(&request, candidates.len());
-        let tried = self.parts.shown.tried(uid).cloned();
-        let tried = tried.as_ref();
-        let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
-        let mut take = |ledger: &Self, name: &'a str, (cost, tainted)| {
-            if seat.as_ref().is_some_and(|seat| !seat.is_on(name)) {
-                return;
-            }
-            let averse = ledger.sight(now).is_averse(name, tainted, ask.tolerates);
-            let tried = tried.is_some_and(|tried| tried.has(name));
-            let key = (tried, averse, cost, name);
-            match feasible.first_mut() {
-                Some(best) if decisive && *best <= key => {}
-                Some(best) if decisive => *best = key,
-                _ => feasible.push(key),
-            }
-        };
-        // What takes a search is looked at after all that is remembered, each call from where the
-        // last one stopped.
-        let mut budget = Budget::of(&self.parts.config);
-        let mut remembered = match searches(&request) {
-            true => Budget::none(),
-            false => Budget::of(&self.parts.config),
-        };
-        let mut unknown = Vec::new();
-        let mut offered = NodeSet::default();
-        for &name in candidates {
-            let Some(slot) = self.parts.scores.slot(name) else {
-                refused.push((name, Reason::NoReport));
-                continue;
-            };
-            offered.insert(slot);
-            if behind
-                && self.wakes.is_for_queued(name, &self.parts.queue)
-                && !self.sight(now).goes_first(ask.pod, name)
-            {
-                refused.push((name, Reason::Queued));
-                continue;
-            }
-            let found = self.cost(slot, name, ask.pod, class, now, &mut remembered);
-            match seated(name, found) {
-                Ok(found) => take(self, name, found),
-                Err(Reason::NotYet) => unknown.push((slot, name)),
-                Err(reason) => refused.push((name, reason)),
-            }
-        }
-        let mut stopped = None;
-        self.parts.shown.in_turn(uid, &mut unknown);
-        for (slot, name) in unknown {
-            let found = self.cost(slot, name, ask.pod, class, now, &mut budget);
-            match seated(name, found) {
-                Ok(found) => take(self, name, found),
-                Err(reason) => {
-                    refused.push((name, reason));
-                    if reason == Reason::NotYet {
-                        stopped = stopped.or(Some(slot));
-                    }
-                }
-            }
-        }
-        self.parts.shown.stopped_at(uid, stopped);
-        feasible.sort_unstable();
-        let Some(&(all_tried, _, _, best)) = feasible.first() else {
-            let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
-            let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
-            self.note_offered(ask.pod, offered, candidates.len(), now);
-            self.wait_refused(ask.pod, &looked_at, now);
-            if stopped.is_some() {
-                self.parts.queue.ask_again(uid);
-            } else {
-                let cured = |why| {
-                    matches!(
-                        why,
-                        Reason::Fit(Refusal::NoRoom)
-                            | Reason::Fit(Refusal::Neighbours)
-                            | Reason::Reclaimed
-                            | Reason::Nominated
-                            | Reason::Reserved
-                    )
-                };
-                let short = refused.iter().filter(|(_, why)| cured(*why));
-                let short: Vec<&str> = short.map(|(name, _)| *name).collect();
-                let wants = |why| cured(why) || why == Reason::Fit(Refusal::NoWholeCard);
-                if refused.iter().any(|(_, why)| wants(*why)) {
-                    self.parts.queue.is_short(uid);
-                }
-                Reclaim::at_once(&mut self.parts, ask.pod, &short);
-            }
-            for (name, reason) in &mut refused {
-                *reason = self.sight(now).told(ask.pod, name, *reason);
-            }
-            return Filtered {
-                refused,
-                ..Filtered::default()
-            };
-        };
-        refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried {
-            self.parts.shown.try_again(uid, candidates);
+            self.parts.shown.try_again(&ask.pod.uid, candidates);
         }
         let choice = match seat {
             Some(seat) => Ok(seat.into_choice()),
             None => self.sight(now).choose(best, ask.pod),
         };
-        match choice {
-            Ok(choice) => {
-                let ttl = match ask.slow {
-                    true => self.parts.config.slow_reservation_ttl,
-                    false => self.hold_gang(ask.pod, now),
-                };
-                self.reserve(ask.pod, best, &request, &choice, now + ttl);
-            }
+        let choice = match choice {
+            Ok(choice) => choice,
             Err(reason) => {
-                self.note_offered(ask.pod, offered, candidates.len(), now);
+                self.note_offered(ask.pod, found.offered, candidates.len(), now);
                 self.wait_refused(ask.pod, candidates, now);
                 return refuse_all(candidates, reason);
             }
-        }
+        };
+        let ttl = match ask.slow {
+            true => self.parts.config.slow_reservation_ttl,
+            false => self.hold_gang(ask.pod, now),
+        };
+        self.reserve(ask.pod, best, &request, &choice, now + ttl);
+        let mut refused = found.refused;
+        refused.retain(|(_, reason)| *reason != Reason::NotYet);
         Filtered {
-            nodes: feasible.into_iter().map(|(.., name)| name).collect(),
+            nodes: found.feasible.into_iter().map(|(.., name)| name).collect(),
             refused,
             shortfall: None,
+        }
+    }
+
+    /// The answer about a pod that is gone, bound, being bound or not fenced.
+    fn answer_without_choice<'a>(&self, uid: &str, candidates: &[&'a str]) -> Option<Filtered<'a>> {
+        let books = &self.parts.books;
+        if books.is_gone(uid) {
+            return Some(refuse_all(candidates, Reason::Gone));
+        }
+        let bound = books.pod(uid).and_then(|known| known.node.as_ref());
+        let binding = books.assumed(uid).filter(|it| it.is_binding());
+        if let Some(node) = bound.or(binding.map(AssumedPod::node)) {
+            let only = candidates.iter().find(|name| **name == &**node);
+            return Some(match only {
+                Some(name) => Filtered {
+                    nodes: vec![name],
+                    ..Filtered::default()
+                },
+                None => refuse_all(candidates, Reason::BindUnderWay),
+            });
+        }
+        let unfenced = books.is_unfenced(uid);
+        unfenced.then(|| refuse_all(candidates, Reason::Unfenced))
+    }
+
+    /// Which candidates would do, at what cost, and why the others would not. What takes a search is looked at after all that
+    /// is remembered, each call from where the last one stopped.
+    fn compare<'a>(
+        &mut self,
+        ask: &Ask<'_>,
+        request: &Arc<Request>,
+        candidates: &[&'a str],
+        seat: Option<&Seat>,
+        now: Duration,
+    ) -> Compared<'a> {
+        let uid = &ask.pod.uid;
+        let behind = self.parts.queue.is_behind_queued(ask.pod);
+        let class = self.parts.scores.class(request, candidates.len());
+        let mut budget = Budget::of(&self.parts.config);
+        let mut remembered = match searches(request) {
+            true => Budget::none(),
+            false => Budget::of(&self.parts.config),
+        };
+        let tried = self.parts.shown.tried(uid).cloned();
+        let failed = |tried: &Tried| tried.failures() >= 2;
+        let mut found = Compared {
+            is_decisive: !ask.cooperative || tried.as_ref().is_some_and(failed),
+            tried,
+            ..Compared::default()
+        };
+        let mut unknown = Vec::new();
+        for &name in candidates {
+            let Some(slot) = self.parts.scores.slot(name) else {
+                found.refused.push((name, Reason::NoReport));
+                continue;
+            };
+            found.offered.insert(slot);
+            if behind
+                && self.wakes.is_for_queued(name, &self.parts.queue)
+                && !self.sight(now).goes_first(ask.pod, name)
+            {
+                found.refused.push((name, Reason::Queued));
+                continue;
+            }
+            match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
+                Err(Reason::NotYet) => unknown.push((slot, name)),
+                cost => self.take(&mut found, ask, seat, (name, cost), now),
+            }
+        }
+        self.parts.shown.in_turn(uid, &mut unknown);
+        for (slot, name) in unknown {
+            let cost = self.cost(slot, name, ask.pod, class, now, &mut budget);
+            if cost == Err(Reason::NotYet) {
+                found.stopped = found.stopped.or(Some(slot));
+            }
+            self.take(&mut found, ask, seat, (name, cost), now);
+        }
+        self.parts.shown.stopped_at(uid, found.stopped);
+        found.feasible.sort_unstable();
+        found
+    }
+
+    /// Takes one candidate into what is found.
+    fn take<'a>(
+        &self,
+        found: &mut Compared<'a>,
+        ask: &Ask<'_>,
+        seat: Option<&Seat>,
+        (name, cost): (&'a str, Result<(Cost, bool), Reason>),
+        now: Duration,
+    ) {
+        let (cost, tainted) = match (cost, seat) {
+            (Ok(found), _) => found,
+            // The pods of a gang may take their places in an order in which their rules would not allow each of them.
+            (Err(Reason::Fit(Refusal::Neighbours)), Some(seat)) if seat.is_on(name) => {
+                (seat.cost(), false)
+            }
+            (Err(reason), _) => return found.refused.push((name, reason)),
+        };
+        if seat.is_some_and(|seat| !seat.is_on(name)) {
+            return;
+        }
+        let averse = self.sight(now).is_averse(name, tainted, ask.tolerates);
+        let tried = found.tried.as_ref().is_some_and(|it| it.has(name));
+        let key = (tried, averse, cost, name);
+        match found.feasible.first_mut() {
+            Some(best) if found.is_decisive && *best <= key => {}
+            Some(best) if found.is_decisive => *best = key,
+            _ => found.feasible.push(key),
+        }
+    }
+
+    /// No candidate would do.
+    fn refuse<'a>(
+        &mut self,
+        pod: &PodFacts,
+        candidates: &[&'a str],
+        found: Compared<'a>,
+        now: Duration,
+    ) -> Filtered<'a> {
+        let mut refused = found.refused;
+        let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
+        let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
+        self.note_offered(pod, found.offered, candidates.len(), now);
+        self.wait_refused(pod, &looked_at, now);
+        if found.stopped.is_some() {
+            self.parts.queue.ask_again(&pod.uid);
+        } else {
+            let short = refused.iter().filter(|(_, why)| why.is_cured_by_room());
+            let short: Vec<&str> = short.map(|(name, _)| *name).collect();
+            let is_whole = |why| why == Reason::Fit(Refusal::NoWholeCard);
+            if !short.is_empty() || refused.iter().any(|(_, why)| is_whole(*why)) {
+                self.parts.queue.is_short(&pod.uid);
+            }
+            Reclaim::at_once(&mut self.parts, pod, &short);
+        }
+        for (name, reason) in &mut refused {
+            *reason = self.sight(now).told(pod, name, *reason);
+        }
+        Filtered {
+            refused,
+            ..Filtered::default()
         }
     }
 

@@ -159,7 +159,9 @@ impl Ledger {
             };
         }
         let mut unanswered = std::mem::take(&mut self.unanswered);
-        unanswered.0.retain(|uid, _| self.parts.books.pod(uid).is_some());
+        unanswered
+            .0
+            .retain(|uid, _| self.parts.books.pod(uid).is_some());
         let mut spent = 0;
         let provision =
             self.sight(now)

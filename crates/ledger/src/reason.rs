@@ -34,6 +34,17 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Would the pod fit if there were more room?
+    pub(crate) fn is_cured_by_room(&self) -> bool {
+        matches!(
+            self,
+            Self::Fit(Refusal::NoRoom | Refusal::Neighbours)
+                | Self::Reclaimed
+                | Self::Nominated
+                | Self::Reserved
+        )
+    }
+
     /// Every reason.
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [
