@@ -271,9 +271,9 @@ async fn cost(
     let took = began.elapsed().as_secs_f64();
     let (cpu, writes) = (program.cpu()? - cpu, self::writes(client).await? - writes);
     println!(
-        "  {what}: {:.2} % of a core, {} resident, {writes:.0} writes to the API server, {:.0} an hour",
+        "  {what}: {:.2} % of a core, {:.1} MiB resident, {writes:.0} writes to the API server, {:.0} an hour",
         cpu / took * 100.0,
-        format!("{:.1} MiB", program.resident()?),
+        program.resident()?,
         writes / took * 3600.0
     );
     Ok(())
