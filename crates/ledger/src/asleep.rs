@@ -1,4 +1,4 @@
-//! Pods that sleep: while they say so, others may borrow all that they do not use ([`crate::shortage`] leaves them out).
+//! Pods that sleep: while they say so, others may borrow all that they do not use (pressure on a GPU leaves them out).
 //! Once one needs its memory again, it is to be told when all that it requested is free, before it allocates.
 //!
 //! Nothing is told by a stale report. What is free is told to one pod, not to two: those that were told come first, also
