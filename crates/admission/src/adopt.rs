@@ -1,5 +1,7 @@
 //! Requests of other GPU sharers, translated when pods are created in a namespace whose label names the sharer.
 
+mod shares;
+
 use std::collections::BTreeMap;
 
 use gpustow_api::{BadRequest, names};
@@ -10,6 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use crate::Patch;
 use crate::containers::{all, bad, field, limit, name, note, notes, whole};
 use crate::strangers;
+use shares::{MIG, PROFILES, SHARED_GPU, mib_of, of_shares, profile};
 
 /// MiB of a GPU of which nothing is known.
 const LEAST_MIB: u64 = 1024;
@@ -17,8 +20,6 @@ const HAMI_MEMORY: &str = "nvidia.com/gpumem";
 const HAMI_PERCENTAGE: &str = "nvidia.com/gpumem-percentage";
 const HAMI_CORES: &str = "nvidia.com/gpucores";
 const HAMI_PLACED: &str = "hami.io/vgpu-devices-allocated";
-/// What NVIDIA's device plugin calls a share of a GPU where its configuration says `renameByDefault`.
-const SHARED_GPU: &str = "nvidia.com/gpu.shared";
 const VOLCANO_GPUS: &str = "volcano.sh/vgpu-number";
 const VOLCANO_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
 const VOLCANO_CORES: &str = "volcano.sh/vgpu-cores";
@@ -52,34 +53,6 @@ pub enum Sharer {
     MigInstance,
 }
 
-/// What NVIDIA's device plugin calls MIG instances, before the name of the profile.
-const MIG: &str = "nvidia.com/mig-";
-/// MIG profiles and the MiB of an instance, as `nvidia-smi mig -lgip` lists them on A30, A100, H100 and H200: the most where
-/// GPUs differ.
-const PROFILES: [(&str, u64); 15] = [
-    ("nvidia.com/mig-1g.5gb", 4_864),
-    ("nvidia.com/mig-1g.6gb", 5_952),
-    ("nvidia.com/mig-1g.10gb", 9_984),
-    ("nvidia.com/mig-1g.18gb", 16_384),
-    ("nvidia.com/mig-1g.20gb", 20_096),
-    ("nvidia.com/mig-2g.10gb", 9_856),
-    ("nvidia.com/mig-2g.12gb", 11_968),
-    ("nvidia.com/mig-2g.20gb", 20_096),
-    ("nvidia.com/mig-3g.20gb", 19_968),
-    ("nvidia.com/mig-3g.40gb", 40_448),
-    ("nvidia.com/mig-4g.20gb", 19_968),
-    ("nvidia.com/mig-4g.24gb", 24_064),
-    ("nvidia.com/mig-4g.40gb", 40_448),
-    ("nvidia.com/mig-7g.40gb", 40_192),
-    ("nvidia.com/mig-7g.80gb", 81_152),
-];
-
-/// The MiB of an instance of this profile.
-fn mib_of(key: &str) -> Option<u64> {
-    let found = PROFILES.iter().find(|(profile, _)| *profile == key)?;
-    Some(found.1)
-}
-
 impl Sharer {
     /// The sharer that answers what a pod requests. HAMi's pods that request whole GPUs look like those of NVIDIA's
     /// device plugin until HAMi has placed them.
@@ -92,13 +65,11 @@ impl Sharer {
             Some(Self::Volcano)
         } else if requests(HAMI_MEMORY) || requests(HAMI_PERCENTAGE) || requests(HAMI_CORES) {
             Some(Self::Hami)
+        } else if requests(SHARED_GPU) {
+            Some(Self::TimeSlicing)
+        } else if strangers::resources(pod).any(|(_, key)| key.starts_with(MIG)) {
+            Some(Self::Mig)
         } else {
-            if requests(SHARED_GPU) {
-                return Some(Self::TimeSlicing);
-            }
-            if all(pod).any(|(_, it)| profiles(it).next().is_some()) {
-                return Some(Self::Mig);
-            }
             let is_hamis = note(pod, HAMI_PLACED).is_some();
             let whole = if is_hamis { Self::Hami } else { Self::Whole };
             requests(names::NVIDIA_GPU).then_some(whole)
@@ -136,7 +107,7 @@ impl Sharer {
             ],
             Self::Whole => &[names::NVIDIA_GPU],
             Self::TimeSlicing => &[names::NVIDIA_GPU, SHARED_GPU],
-            Self::Mig | Self::MigInstance => return PROFILES.map(|(key, _)| key).to_vec(),
+            Self::Mig | Self::MigInstance => return PROFILES.map(|(key, _)| key).into(),
         };
         keys.to_vec()
     }
@@ -235,7 +206,7 @@ impl Terms {
         terms.default_mib = number(names::ADOPT_DEFAULT_LABEL)?;
         if sharer == Sharer::TimeSlicing {
             let said = labels.get(names::ADOPT_REPLICAS_LABEL);
-            let said = said.map(String::as_str).unwrap_or_default();
+            let said = said.map_or("", String::as_str);
             let replicas = self::number(said).filter(|it| (1..=100).contains(it));
             terms.replicas = replicas.ok_or_else(|| {
                 let problem = format!(
@@ -294,58 +265,6 @@ struct Wish {
     units: u64,
 }
 
-/// The MIG instances among the limits of a container.
-fn profiles(it: &Value) -> impl Iterator<Item = &String> {
-    let limits = it["resources"]["limits"].as_object();
-    let keys = limits.into_iter().flatten().map(|(key, _)| key);
-    keys.filter(|key| key.starts_with(MIG) && limit(it, key).is_some())
-}
-
-/// The one that it asks for; empty if it asks for none.
-fn profile(path: &str, it: &Value, resource: &str) -> Result<&'static str, BadRequest> {
-    let mut asked = profiles(it);
-    let Some(first) = asked.next() else {
-        return Ok("");
-    };
-    let known = PROFILES.iter().find(|(key, _)| key == first);
-    let problem = match (known, asked.next()) {
-        (Some((key, _)), None) => return Ok(key),
-        (Some(_), Some(other)) => {
-            format!("a container asks either for this or for {other}: remove one")
-        }
-        (None, _) => {
-            let all = PROFILES
-                .map(|(key, _)| key.trim_start_matches(MIG))
-                .join(", ");
-            format!(
-                "gpustow knows the MiB of these MIG profiles: {all}. Write one of them, or {resource}"
-            )
-        }
-    };
-    Err(bad(
-        format!("{}.resources.limits[{first}]", field(path)),
-        problem,
-    ))
-}
-
-impl Wish {
-    /// A percentage of one GPU, or of as few as have so many shares.
-    fn of_shares(shares: u64, terms: Terms) -> Self {
-        let shares = shares.max(1);
-        let gpus = shares.div_ceil(terms.replicas);
-        let all = terms.replicas.saturating_mul(gpus);
-        let percentage = (shares.saturating_mul(100) / all).max(1);
-        let each = terms.mib_per_gpu.unwrap_or(LEAST_MIB) * percentage / 100;
-        Self {
-            gpus,
-            mib: gpus.saturating_mul(each.max(1)),
-            percentage,
-            whole: false,
-            units: 0,
-        }
-    }
-}
-
 /// Makes gpustow's request of another sharer's.
 ///
 /// # Errors
@@ -359,7 +278,7 @@ pub(crate) fn translate(
     let mut wishes = Vec::new();
     let is_again = note(&patch.pod, names::ADOPTED).is_some();
     for (path, it) in all(&patch.pod) {
-        if let Some(wish) = wish(&path, it, terms, (resource, is_again))? {
+        if let Some(wish) = wish(&path, it, terms, resource, is_again)? {
             wishes.push((path, name(it).to_owned(), wish));
         }
     }
@@ -381,7 +300,8 @@ fn wish(
     path: &str,
     it: &Value,
     terms: Terms,
-    (resource, is_again): (&str, bool),
+    resource: &str,
+    is_again: bool,
 ) -> Result<Option<Wish>, BadRequest> {
     let asks = |key: &str| limit(it, key).is_some();
     let at = |key: &str| format!("{}.resources.limits[{key}]", field(path));
@@ -425,7 +345,7 @@ fn wish(
     }
     if terms.sharer == Sharer::TimeSlicing {
         let shares = number(names::NVIDIA_GPU)?.saturating_add(number(SHARED_GPU)?);
-        return Ok(Some(Wish::of_shares(shares, terms)));
+        return Ok(Some(of_shares(shares, terms)));
     }
     let units = number(memory)?;
     let gpus = match terms.sharer {
@@ -435,11 +355,14 @@ fn wish(
     let per_gpu = terms.mib_per_gpu.unwrap_or(LEAST_MIB);
     let part = limit(it, percentage).filter(|it| **it != "100");
     let (each, percentage, is_whole) = match (units, part) {
-        (0, None) if mib_of(first).is_some() => (mib_of(first).unwrap_or_default(), 0, false),
-        (0, None) => match terms.default_mib.filter(|_| terms.sharer == Sharer::Hami) {
-            Some(mib) if limit(it, percentage).is_none() => (mib, 0, false),
-            _ => (per_gpu, 0, true),
-        },
+        (0, None) => {
+            let is_alone = terms.sharer == Sharer::Hami && limit(it, percentage).is_none();
+            let default = terms.default_mib.filter(|_| is_alone);
+            match mib_of(first).or(default) {
+                Some(mib) => (mib, 0, false),
+                None => (per_gpu, 0, true),
+            }
+        }
         (0, Some(part)) => {
             let part = whole(part).filter(|it| (1..100).contains(it));
             let part =

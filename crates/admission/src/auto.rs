@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::Patch;
-use crate::adopt::Sharer;
+use crate::adopt::{Sharer, Terms};
 use crate::containers::{all, asks, bad, gpus, limit, list, name, note};
 
 /// The container that kubectl takes if none is named.
@@ -34,9 +34,8 @@ pub fn wants(pod: &Value, resource: &str) -> bool {
 /// Does what becomes of the pod depend on the history of its workload?
 #[must_use]
 pub fn reads_history(pod: &Value, namespace: &ObjectMeta, resource: &str) -> bool {
-    let labels = namespace.labels.as_ref();
-    let adopts = labels.and_then(|labels| labels.get(names::ADOPT_LABEL));
-    let shares = adopts.is_some_and(|it| it == <&str>::from(Sharer::TimeSlicing));
+    let terms = Terms::of(namespace).ok().flatten();
+    let shares = terms.is_some_and(|it| it.sharer == Sharer::TimeSlicing);
     wants(pod, resource) || shares && quantile(namespace).is_some()
 }
 
