@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::source::{Source, load, read, written};
+use crate::source::files::{read, written};
+use crate::source::{Source, load};
 use crate::system::Seen;
 use crate::{Cluster, Error};
 

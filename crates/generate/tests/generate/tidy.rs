@@ -314,7 +314,7 @@ const RECURSIVE: [(&str, &str, &str); 12] = [
         "our commands",
     ),
     (
-        "inspect/src/source.rs",
+        "inspect/src/source/files.rs",
         "add",
         "the depth of JSON, 128 in serde_json",
     ),
