@@ -110,21 +110,18 @@ fn choose(
     waits_for_room_alone: bool,
     budgets: Option<&[Disruption]>,
 ) -> Choice {
+    // Of a node without victims, only fragmented memory keeps the pod off: there the switches decide.
+    let asks = candidates.iter().any(|(_, it)| it.pods.is_empty());
     // What this call cannot afford to look at, a later one begins with.
-    let (mut steps, copies) = {
-        let ledger = app.ledger.lock();
-        (ledger.budget(), ledger.copies())
+    let (mut steps, copies, may_add) = {
+        let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
+        let may_add = asks && ledger.may_preempt_fragmented(pod, now);
+        (ledger.budget(), ledger.copies(), may_add)
     };
     let first = usize::try_from(copies).unwrap_or(0) % candidates.len().max(1);
     let (behind, ahead) = candidates.split_at(first);
     let mut answer = BTreeMap::new();
     let mut others = Vec::new();
-    // Of a node without victims, only fragmented memory keeps the pod off: there the switches decide.
-    let now = app.ledger.now();
-    let may_add = !candidates
-        .iter()
-        .any(|(_, victims)| victims.pods.is_empty())
-        || app.ledger.lock().may_preempt_fragmented(pod, now);
     // Nodes that need no more victims are the better ones, and looked at fast.
     for (node, victims) in ahead.iter().chain(behind) {
         if answer.len() == ENOUGH {

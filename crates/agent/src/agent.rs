@@ -157,9 +157,7 @@ impl Agent {
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(pod)) => listed.extend(reduced(pod)),
             Ok(Event::InitDone) => {
-                let unit = self.pods.volcano_unit;
-                self.pods = NodePods::new(std::mem::take(listed));
-                self.pods.volcano_unit = unit;
+                self.pods.list(std::mem::take(listed));
                 self.pods_listed = true;
             }
             Err(error) => {

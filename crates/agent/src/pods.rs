@@ -196,6 +196,11 @@ impl NodePods {
         promise.map_or(0, |it| it.on(uuid, index, total, unit))
     }
 
+    /// These are all pods.
+    pub fn list(&mut self, pods: impl IntoIterator<Item = NodePod>) {
+        self.by_uid = Self::new(pods).by_uid;
+    }
+
     /// A pod is new or has changed.
     pub fn apply(&mut self, pod: NodePod) {
         self.by_uid.insert(pod.facts.uid.clone(), pod);

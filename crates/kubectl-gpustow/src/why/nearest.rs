@@ -55,7 +55,7 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
         });
         counts.max().unwrap_or(0)
     };
-    // Fewer GPUs first: an amount for each of too many helps nobody.
+    // Fewer GPUs first: a smaller amount for each of too many does not help.
     let there = in_node(widest.mib.min(most));
     if u64::from(widest.gpus) > there {
         let size = match widest.mib > most {

@@ -40,11 +40,7 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
     };
     match pursuit {
         Pursuit::Off => format!("is off ({})", switch(cause)),
-        Pursuit::NotNow(NotNow::TooYoung(after)) => {
-            let (means, after) = (<&str>::from(cause), after.as_secs());
-            format!("does nothing: the pod has not waited {after} s yet ({means}.after)")
-        }
-        Pursuit::NotNow(why) => not_now(*why),
+        Pursuit::NotNow(why) => not_now(cause, *why),
         Pursuit::BackingOff(until) => {
             let left = until.saturating_sub(cluster.now).as_secs();
             format!("pauses for {left} s, because what it tried was of no use")
@@ -79,7 +75,7 @@ fn switch(cause: Cause) -> &'static str {
     }
 }
 
-fn not_now(why: NotNow) -> String {
+fn not_now(cause: Cause, why: NotNow) -> String {
     let why = match why {
         NotNow::NotPlaced => "kube-scheduler cannot place the pod yet",
         NotNow::Assumed => "the pod is being bound",
@@ -89,7 +85,10 @@ fn not_now(why: NotNow) -> String {
         NotNow::HasRoom => "room is reserved for the pod by other means",
         NotNow::Unfenced => "an earlier bind of the pod may still arrive",
         NotNow::ExpectsRoom => "pods that terminate leave room for the pod",
-        NotNow::TooYoung(_) => "the pod has not waited long enough",
+        NotNow::TooYoung(after) => {
+            let (means, after) = (<&str>::from(cause), after.as_secs());
+            return format!("does nothing: the pod has not waited {after} s yet ({means}.after)");
+        }
     };
     format!("does nothing: {why}")
 }
