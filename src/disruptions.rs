@@ -173,12 +173,12 @@ impl Disruptions {
             self.perform_for_gang(epoch, gang, of_gang).await;
         }
         for demand in demands.all.iter().filter(|it| it.gang.is_none()) {
-            let whom = demand.whom.pod().map(|pod| &pod.uid);
-            if whom.is_some_and(|uid| waits.contains(uid)) || self.perform(epoch, demand).await {
+            let of = demand.purpose.uid();
+            if of.is_some_and(|uid| waits.contains(uid)) || self.perform(epoch, demand).await {
                 continue;
             }
             // What it rests on has changed: the other victims of the same pod wait for the next look.
-            waits.extend(whom.cloned());
+            waits.extend(of.cloned());
         }
     }
 

@@ -95,8 +95,8 @@ impl Disruptions {
                 %gang, victims = left.len(),
                 "more disruptions than spec.disruptions of the GpustowConfig allows: those for this group wait"
             );
-            for whom in left.iter().filter_map(|it| it.whom.pod()) {
-                self.app.events.limited(whom);
+            for pod in left.iter().filter_map(|it| it.purpose.pod()) {
+                self.app.events.limited(pod);
             }
         }
         may

@@ -32,7 +32,7 @@ impl Disruptions {
             return true;
         }
         if !is_marked && !self.may_disrupt(demand) {
-            return demand.whom.pod().is_none();
+            return demand.purpose.pod().is_none();
         }
         if demand.cause == Cause::Defragment && self.evictions_left() == 0 {
             return false;
@@ -73,8 +73,8 @@ impl Disruptions {
                 %node, namespace = %demand.victim.namespace, pod = %demand.victim.name,
                 "more disruptions than spec.disruptions of the GpustowConfig allows: this one waits"
             );
-            if let Some(whom) = demand.whom.pod() {
-                self.app.events.limited(whom);
+            if let Some(pod) = demand.purpose.pod() {
+                self.app.events.limited(pod);
             }
         }
         may
@@ -83,7 +83,7 @@ impl Disruptions {
     /// Does the victim's condition, as this leadership wrote it, name the pod that needs its memory now?
     fn names_beneficiary(&self, demand: &Demand) -> bool {
         let named = self.marked.get(&demand.victim.uid);
-        named.is_some_and(|named| named.as_ref() == demand.whom.uid())
+        named.is_some_and(|named| named.as_ref() == demand.purpose.uid())
     }
 
     /// Is this still demanded, for the same pod? The look that said so may be some requests old.
@@ -133,7 +133,7 @@ impl Disruptions {
             let says = Says::message(of_type, &text);
             version = self.write(victim, Some(&version), says).await?;
         }
-        let named = demand.whom.uid().cloned();
+        let named = demand.purpose.uid().cloned();
         self.marked.insert(victim.uid.clone(), named);
         Ok(Some(version))
     }
@@ -179,7 +179,7 @@ impl Disruptions {
         within(TIMEOUT, post).await.map(drop)
     }
 
-    /// Counts what was done, and tells whom it concerns.
+    /// Counts what was done, and tells the pods that it concerns.
     pub(super) fn done(&mut self, demand: &Demand) {
         let Demand {
             victim,
@@ -207,9 +207,9 @@ impl Disruptions {
         let events = &self.app.events;
         let note = format!("{why} {}", say::then(*action));
         events.warn(Kind::PodDisrupted, victim, note);
-        if let (Cause::Pressure, Some(whom)) = (cause, demand.whom.pod()) {
+        if let (Cause::Pressure, Some(pod)) = (cause, demand.purpose.pod()) {
             let note = say::pressure(demand);
-            events.tell(Kind::MemoryReserved, whom, note);
+            events.tell(Kind::MemoryReserved, pod, note);
         }
     }
 
@@ -233,7 +233,7 @@ impl Disruptions {
         let pause = backoff.pause().max(error.retry_after().min(MAX_PAUSE));
         *until = Instant::now() + pause;
         let note = say::refused(demand, error);
-        for pod in [Some(victim), demand.whom.pod()].into_iter().flatten() {
+        for pod in [Some(victim), demand.purpose.pod()].into_iter().flatten() {
             let events = &self.app.events;
             events.warn(Kind::DisruptionRefused, pod, note.clone());
         }

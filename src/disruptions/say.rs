@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, Memory, PodFacts, names};
-use gpustow_ledger::{Action, Cause, Demand, News, Reserved, Whom};
+use gpustow_ledger::{Action, Cause, Demand, News, Purpose, Reserved};
 use gpustow_pack::Mib;
 
 use super::demand::name;
@@ -79,37 +79,40 @@ pub(super) fn ended(node: &str) -> String {
 /// Why the victim is disrupted.
 pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
     let Demand {
-        victim, node, whom, ..
+        victim,
+        node,
+        purpose,
+        ..
     } = demand;
-    let whom_named = whom.pod().map(|pod| name(pod)).unwrap_or_default();
+    let named = purpose.pod().map(|pod| name(pod)).unwrap_or_default();
     match demand.cause {
         Cause::Preempt => {
-            let priority = whom.pod().map_or(0, |pod| pod.priority);
+            let priority = purpose.pod().map_or(0, |pod| pod.priority);
             if let Some(gang) = &demand.gang {
                 return format!(
-                    "Preempted by {whom_named} (priority {priority} over {}): all pods of group {gang} are placed together.",
+                    "Preempted by {named} (priority {priority} over {}): all pods of group {gang} are placed together.",
                     victim.priority
                 );
             }
             format!(
-                "Preempted by {whom_named} (priority {priority} over {}): free memory on node {node} is fragmented across GPUs.",
+                "Preempted by {named} (priority {priority} over {}): free memory on node {node} is fragmented across GPUs.",
                 victim.priority
             )
         }
-        Cause::Defragment if whom.pod().is_none() => format!(
+        Cause::Defragment if purpose.pod().is_none() => format!(
             "Evicted from node {node}, which is nearly empty, so that an autoscaler can remove it. The pod allows this \
              ({}), and memory on another node is reserved for its replacement.",
             names::EVICTABLE
         ),
         Cause::Defragment => format!(
-            "Evicted from node {node} for {whom_named}, which waits for memory that is fragmented. The pod allows this \
+            "Evicted from node {node} for {named}, which waits for memory that is fragmented. The pod allows this \
              ({}), and memory on another node is reserved for its replacement.",
             names::EVICTABLE
         ),
         _ => format!(
             "{}. {} Free everything above the request.",
             uses(demand),
-            need(whom, &whom_named, over_limit_after)
+            need(purpose, &named, over_limit_after)
         ),
     }
 }
@@ -129,23 +132,23 @@ fn uses(demand: &Demand) -> String {
     cards.collect::<Vec<_>>().join("; ")
 }
 
-fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
+fn need(purpose: &Purpose, named: &str, over_limit_after: Duration) -> String {
     let requests = |pod: &PodFacts| {
         let hardest = pod.asks.request().and_then(|request| request.hardest());
         hardest.map_or_else(|| Mib::ZERO.to_string(), ToString::to_string)
     };
-    match whom {
-        Whom::Pod(pod) if pod.node.is_some() => format!(
+    match purpose {
+        Purpose::Pod(pod) if pod.node.is_some() => format!(
             "Pod {named} requested {} there and cannot use all of it.",
             requests(pod)
         ),
-        Whom::Pod(pod) => format!(
+        Purpose::Pod(pod) => format!(
             "Pod {named} requests {} and waits for this memory.",
             requests(pod)
         ),
-        Whom::Headroom(mib) => format!("Less memory is free than the headroom of {mib}."),
-        Whom::Autoscaler => "Its node is emptied.".to_owned(),
-        Whom::Limit => format!("Over its limit for more than {}.", period(over_limit_after)),
+        Purpose::Headroom(mib) => format!("Less memory is free than the headroom of {mib}."),
+        Purpose::Autoscaler => "Its node is emptied.".to_owned(),
+        Purpose::Limit => format!("Over its limit for more than {}.", period(over_limit_after)),
     }
 }
 
@@ -192,18 +195,18 @@ pub(super) fn refused(demand: &Demand, error: &AskError) -> String {
         Action::Delete => "delete",
         Action::Event | Action::KillProcess | Action::MarkNode => "reclaim memory from",
     };
-    let whom = match &demand.whom {
-        Whom::Pod(pod) => format!("for {}", name(pod)),
-        Whom::Headroom(mib) => format!("for the headroom of {mib}"),
-        Whom::Limit => "over its limit".to_owned(),
-        Whom::Autoscaler => format!("to empty node {}", demand.node),
+    let purpose = match &demand.purpose {
+        Purpose::Pod(pod) => format!("for {}", name(pod)),
+        Purpose::Headroom(mib) => format!("for the headroom of {mib}"),
+        Purpose::Limit => "over its limit".to_owned(),
+        Purpose::Autoscaler => format!("to empty node {}", demand.node),
     };
     let hint = match error.status() {
         Some(403) => " If the ClusterRole gpustow-disruptions is missing, apply it.",
         _ => "",
     };
     format!(
-        "Cannot {what} {} {whom}: {error}. Retrying.{hint}",
+        "Cannot {what} {} {purpose}: {error}. Retrying.{hint}",
         name(&demand.victim)
     )
 }
@@ -302,7 +305,7 @@ mod tests {
                 cause,
                 action: cause.actions()[0],
                 node: "n".into(),
-                whom: Whom::Pod(pod("p")),
+                purpose: Purpose::Pod(pod("p")),
                 gang: None,
                 cards: Vec::new(),
             };

@@ -101,7 +101,7 @@ pub use earmarks::{Cause, Ended};
 pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
 pub use means::{
     Action, Borrower, Broken, Demand, Demands, Due, Emptying, Move, Moves, NotNow, OverLimit,
-    Reserved, Shortage, Subject, TURNS, Whom,
+    Purpose, Reserved, Shortage, Subject, TURNS,
 };
 pub use preempt::Victims;
 pub use problems::{Problem, twice};

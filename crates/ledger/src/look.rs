@@ -12,12 +12,17 @@ use crate::earmarks::{Cause, Ended};
 use crate::means::{Broken, Demand, Demands, Due, Emptying, Moves, OverLimit, Reserved, Shortage};
 
 impl Ledger {
-    /// One means has its turn, and may evict at most so many pods: a look is a turn of each, in the order of [`crate::TURNS`],
-    /// to be had every second or so after [`Ledger::tell_time`]. For whom it is to be chosen now who is evicted.
+    /// One means has its turn, and may evict at most so many pods. A look is a turn of each, in the order of [`crate::TURNS`], every
+    /// second or so after [`Ledger::tell_time`]. Names what victims can be chosen for now.
     pub fn look(&mut self, means: Cause, most: usize, now: Duration) -> Vec<Due> {
         self.expire(now);
         let turn = self.means.find_mut(means);
-        turn.map_or_else(Vec::new, |means| means.look(&mut self.parts, most))
+        let all = turn.map_or_else(Vec::new, |it| it.look(&mut self.parts, most));
+        let due = all.into_iter().map(|subject| Due {
+            cause: means,
+            subject,
+        });
+        due.collect()
     }
 
     /// Chooses who is evicted for one of those that [`Ledger::look`] named, at most so many, and keeps the room. False if no

@@ -1,4 +1,4 @@
-//! What pods must do now, for whom and why.
+//! What pods must do now, for what purpose and why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,9 +53,9 @@ impl From<config::Action> for Action {
     }
 }
 
-/// For whom a pod is disrupted.
+/// What a pod is disrupted for.
 #[derive(Clone, Debug)]
-pub enum Whom {
+pub enum Purpose {
     /// For this pod.
     Pod(Arc<PodFacts>),
     /// So much must be free.
@@ -66,7 +66,7 @@ pub enum Whom {
     Autoscaler,
 }
 
-impl Whom {
+impl Purpose {
     /// The pod, if it is for one.
     #[must_use]
     pub fn pod(&self) -> Option<&Arc<PodFacts>> {
@@ -94,8 +94,8 @@ pub struct Demand {
     pub action: Action,
     /// The node that gains by it.
     pub node: Arc<str>,
-    /// For whom.
-    pub whom: Whom,
+    /// What for.
+    pub purpose: Purpose,
     /// For all pods of this gang: all that is demanded for it is done, or nothing.
     pub gang: Option<Group>,
     /// What the victim uses too much of.
@@ -172,7 +172,7 @@ impl Demands {
                 action,
                 // Those of a gang that finish together may be on nodes where nothing is reserved.
                 node: victim.node.as_ref().unwrap_or(&reserved.node).clone(),
-                whom: Whom::Pod(reserved.pod.clone()),
+                purpose: Purpose::Pod(reserved.pod.clone()),
                 gang: reserved.gang.clone(),
                 cards: Vec::new(),
             });

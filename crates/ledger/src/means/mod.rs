@@ -26,7 +26,7 @@ use crate::parts::Parts;
 use crate::sight::Sight;
 pub(crate) use defragment::Defragment;
 pub use defragment::{Emptying, Move, Moves};
-pub use demand::{Action, Demand, Demands, Whom};
+pub use demand::{Action, Demand, Demands, Purpose};
 pub(crate) use preempt::Preempt;
 pub(crate) use reclaim::Reclaim;
 pub use reclaim::{Borrower, OverLimit, Shortage};
@@ -35,16 +35,16 @@ pub(crate) use reserve::Reserve;
 /// Who of these pods, the most important first, cannot end without breaking a disruption budget.
 pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
 
-/// For whom it can be chosen now which pods are evicted, once disruption budgets are known.
+/// A pod, a gang or a node for which victims can be chosen now, once disruption budgets are known.
 #[derive(Clone, Debug)]
 pub struct Due {
     /// By which means.
     pub cause: Cause,
-    /// For whom.
+    /// What for.
     pub subject: Subject,
 }
 
-/// For whom a means acts.
+/// What a means acts for.
 #[derive(Clone, Debug)]
 pub enum Subject {
     /// For this pod, or for all of its gang.
@@ -60,8 +60,8 @@ pub(crate) trait Means {
     /// How old a pod must be for it; none if it is off.
     fn after(&self, config: &Config) -> Option<Duration>;
 
-    /// Has its turn in a look, and may evict at most so many pods. For whom it is to be chosen now who is evicted.
-    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Due>;
+    /// Has its turn in a look, and may evict at most so many pods. Names what victims can be chosen for now.
+    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Subject>;
 
     /// Chooses who is evicted, at most so many, and keeps the room. False if no pod need or can be, or if the search goes on:
     /// the next look names the subject again.
@@ -309,7 +309,7 @@ impl Parts {
 
 /// Is the pod evicted still for the one that is to have the room?
 fn still_evicts(sight: &Sight<'_>, demand: &Demand) -> bool {
-    let of_it = demand.whom.uid().and_then(|uid| sight.eviction(uid));
+    let of_it = demand.purpose.uid().and_then(|uid| sight.eviction(uid));
     let of_it = of_it.filter(|it| it.node == demand.node);
     of_it.is_some_and(|it| it.victims.iter().any(|pod| pod.uid == demand.victim.uid))
 }

@@ -49,24 +49,18 @@ impl Act for Ledger {
     }
 
     fn preempt_fragmented(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
-        let subject = self.pod(uid).map(Subject::Pod);
-        subject.is_some_and(|subject| {
-            let cause = Cause::Preempt;
-            self.choose(&Due { cause, subject }, broken, 0, now)
-        })
+        let due = due(self, Cause::Preempt, uid);
+        due.is_some_and(|due| self.choose(&due, broken, 0, now))
     }
 
     fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let due = self.look(Cause::Defragment, usize::MAX, now).into_iter();
-        due.filter_map(pod_of).next()
+        let mut due = self.look(Cause::Defragment, usize::MAX, now).into_iter();
+        due.find_map(pod_of)
     }
 
     fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        let subject = self.pod(uid).map(Subject::Pod);
-        subject.is_some_and(|subject| {
-            let cause = Cause::Defragment;
-            self.choose(&Due { cause, subject }, broken, most, now)
-        })
+        let due = due(self, Cause::Defragment, uid);
+        due.is_some_and(|due| self.choose(&due, broken, most, now))
     }
 
     fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
@@ -123,4 +117,9 @@ fn pod_of(due: Due) -> Option<Arc<PodFacts>> {
         Subject::Pod(pod) => Some(pod),
         Subject::Node(_) => None,
     }
+}
+
+fn due(ledger: &Ledger, cause: Cause, uid: &str) -> Option<Due> {
+    let subject = Subject::Pod(ledger.pod(uid)?);
+    Some(Due { cause, subject })
 }

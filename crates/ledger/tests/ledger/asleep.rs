@@ -1,9 +1,9 @@
 //! Pods that sleep: what others may borrow of what they requested, and when they are told that it is free.
 
-use crate::act::Act as _;
 use gpustow_api::{Memory, PodFacts, Sleep};
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, node, report, used};
 
 /// A ledger that reclaims, with a node whose one GPU of 100 is used like this by `greedy`, which holds 20, and by `one` and

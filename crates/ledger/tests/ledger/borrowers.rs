@@ -1,11 +1,11 @@
 //! Which borrowers give memory back, where, and what a look for them costs.
 
-use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::PodUse;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, node, pod, report, used};
 use crate::reclaim::{CARD, is, lent, refused, uses, victims, with_priority};
 

@@ -1,6 +1,5 @@
 //! GPUs that an administrator lets take no new pods.
 
-use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::NodeFacts;
@@ -8,6 +7,7 @@ use gpustow_api::gpunode::{Gpu, Place};
 use gpustow_ledger::{BindRefusal, Config, Ledger, Problem, Reason};
 use gpustow_pack::Refusal;
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report};
 
 fn cordon(ledger: &mut Ledger, uuids: &[&str]) {

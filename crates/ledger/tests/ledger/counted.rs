@@ -1,7 +1,6 @@
 //! Whatever is planned or kept for a pod counts all that decides whether the pod can run there: rules of GPU affinity, pod
 //! slots and MPS clients as well as memory.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Cause, Config, Ledger, Pursuit};
 use gpustow_pack::Rules;
 
+use crate::act::Act as _;
 use crate::build::{
     at, bound, card, choose, computing, configured, ledger, mps, node, offer_all, pod, report,
 };

@@ -1,11 +1,11 @@
 //! Nearly empty nodes whose pods move to fuller ones.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::{Group, NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, node, pod, report};
 use crate::fragmented::leaving;
 use crate::moving::on;

@@ -1,12 +1,12 @@
 //! No pod ends or moves for another but where kube-scheduler offered the node for it, and one that cannot be helped
 //! keeps no other from being helped.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report};
 
 /// A ledger that preempts, with these nodes and the sizes of their cards. On each card is a pod of priority 1 that holds

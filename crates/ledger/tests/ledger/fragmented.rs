@@ -1,12 +1,12 @@
 //! Who ends for a pod that free memory is too fragmented for.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{
     asking, at, bound, card, choose, configured, node, offer_all, pod, report, used,
 };
@@ -39,7 +39,7 @@ pub(crate) fn leaving(pod: PodFacts) -> PodFacts {
 }
 
 /// A pod of priority 10 that kube-scheduler could not place.
-fn waits(uid: &str, mib: u64) -> PodFacts {
+pub(crate) fn waits(uid: &str, mib: u64) -> PodFacts {
     PodFacts {
         priority: 10,
         waiting: true,
@@ -55,7 +55,7 @@ fn due(ledger: &mut Ledger, second: u64) -> Vec<String> {
     named(&ledger.fragmented(at(second)))
 }
 
-fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
+pub(crate) fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
     pods.iter().map(|pod| pod.uid.to_string()).collect()
 }
 
@@ -81,7 +81,7 @@ fn is_kept(ledger: &Ledger, uid: &str) -> bool {
 }
 
 /// Two cards of 100 MiB with 60 free on each: 80 fit on none, and the sum is enough.
-fn fragmented() -> Ledger {
+pub(crate) fn fragmented() -> Ledger {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 40, 1, 5));
     ledger.apply_pod(holder("y", "a-1", 40, 2, 5));
@@ -126,34 +126,6 @@ fn it_is_off_unless_it_is_on() {
     ledger.apply_pod(holder("y", "a-1", 40, 2, 5));
     ledger.apply_pod(waits("p", 80));
     assert!(due(&mut ledger, 3).is_empty());
-}
-
-#[test]
-fn kube_scheduler_gets_victims_by_the_switches_and_asks_again_in_time() {
-    let mut ledger = fragmented();
-    let pod = waits("p", 80);
-    let on = Config {
-        preempt_fragmented: true,
-        preempt_after: at(60),
-        ..Config::default()
-    };
-    let off = Config {
-        preempt_fragmented: false,
-        ..on
-    };
-    assert!(choose(&mut ledger, &pod, &["a"], at(1)).is_empty());
-    for (config, age, may, woken) in [
-        (off, 100, false, &[][..]),
-        (on, 59, false, &[]),
-        (on, 60, true, &["p"]),
-        (on, 61, true, &[]),
-        (off, 61, false, &[]),
-    ] {
-        ledger.configure(config);
-        ledger.tell_time(age);
-        assert_eq!(named(&ledger.wake(9, at(1))), woken, "{age}");
-        assert_eq!(ledger.may_preempt_fragmented(&pod, at(1)), may, "{age}");
-    }
 }
 
 #[test]

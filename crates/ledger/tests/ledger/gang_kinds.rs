@@ -1,6 +1,5 @@
 //! Preemption for pods of PodGroups that come alone, and for gangs whose pods are for several kinds of node.
 
-use crate::act::Act as _;
 use std::collections::BTreeSet;
 
 use gpustow_api::intree::Label;
@@ -8,6 +7,7 @@ use gpustow_api::{GroupPolicy, NodeFacts, PodFacts, PodGroupFacts};
 use gpustow_ledger::Ledger;
 use serde_json::json;
 
+use crate::act::Act as _;
 use crate::build::{at, card, choose, node, placed_by, pod, report};
 use crate::gang_victims::{holder, in_group, ledger, pod_group, preemptions, set};
 

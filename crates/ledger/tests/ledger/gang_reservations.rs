@@ -1,9 +1,9 @@
 //! GPUs are reserved for the pods of a gang that has waited for long, on one or more nodes.
 
-use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, choose, pod};
 use crate::pod_groups::gang;
 use crate::reservations::{AFTER, keep, keeping};

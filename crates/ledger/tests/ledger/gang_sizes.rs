@@ -1,11 +1,11 @@
 //! Gangs of any size: a tenant says how many pods there are, and none of that is a depth.
 
-use crate::act::Act as _;
 use std::thread;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, Config, Extent, Ledger, MOST_PODS};
 
+use crate::act::Act as _;
 use crate::build::{at, configured, pod};
 use crate::pod_groups::gang;
 

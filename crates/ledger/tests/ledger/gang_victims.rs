@@ -1,6 +1,5 @@
 //! Who finishes for a gang of higher priority.
 
-use crate::act::Act as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use gpustow_ledger::{Config, Ledger, Outcome, Reserved};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, configured, node, offer_all, pod, report, used};
 
 pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {

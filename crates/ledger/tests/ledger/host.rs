@@ -1,10 +1,10 @@
 //! Kept room is GPU memory, CPU and memory of the host, whatever it is kept for.
 
-use crate::act::Act as _;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::Mib;
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
 
 /// A node of two cards of 100 MiB, 4,000 m of CPU and 4,000 MiB.

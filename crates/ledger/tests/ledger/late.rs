@@ -1,11 +1,11 @@
 //! What the ledger can tell of its own view being late.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, configured, ledger, node, offer_all, pod, report, used};
 
 fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {

@@ -1,11 +1,11 @@
 //! Looks at every node for queued pods: how long they keep a pod beside the queue waiting.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
 
 fn with_cpu(pod: PodFacts, cpu_milli: u64) -> PodFacts {

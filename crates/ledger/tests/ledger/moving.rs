@@ -1,11 +1,11 @@
 //! What is kept while pods move for one that waits for pieces.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
 
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.

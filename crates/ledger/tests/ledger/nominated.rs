@@ -1,12 +1,12 @@
 //! Pods that preempt hold the room they wait for.
 
-use crate::act::Act as _;
 use std::ops::RangeInclusive;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_ledger::{Config, Ledger, Outcome, Reason};
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, choose, ledger, node, offer_all, pod, report};
 
 fn nominated(uid: &str, mib: u64, priority: i32) -> PodFacts {

@@ -1,10 +1,10 @@
 //! What kube-scheduler said of a node before other pods came there or left is no evidence for a pod that regards them.
 
-use crate::act::Act as _;
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Ledger;
 use serde_json::{Value, json};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, choose, placed_by, required};
 use crate::evidence::{TWO, first_decision, ledger, low, named, report_of, waits};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Victims};
 
-use crate::build::{asking, at, bound, card, ledger, node, pod, report, requesting};
+use crate::build::{asking, at, bound, card, choose, ledger, node, pod, report, requesting};
+use crate::fragmented::{fragmented, named, waits};
 
 /// A bound pod of that priority, started then.
 fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
@@ -206,5 +207,33 @@ fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
         let victims = [format!("x{name}").into()];
         let found = sparing.preempt(&one, name, &victims, &|_| false, &mut budget, at(0));
         assert_eq!(found, Some(Victims::default()));
+    }
+}
+
+#[test]
+fn kube_scheduler_gets_victims_by_the_switches_and_asks_again_in_time() {
+    let mut ledger = fragmented();
+    let pod = waits("p", 80);
+    let on = Config {
+        preempt_fragmented: true,
+        preempt_after: at(60),
+        ..Config::default()
+    };
+    let off = Config {
+        preempt_fragmented: false,
+        ..on
+    };
+    assert!(choose(&mut ledger, &pod, &["a"], at(1)).is_empty());
+    for (config, age, may, woken) in [
+        (off, 100, false, &[][..]),
+        (on, 59, false, &[]),
+        (on, 60, true, &["p"]),
+        (on, 61, true, &[]),
+        (off, 61, false, &[]),
+    ] {
+        ledger.configure(config);
+        ledger.tell_time(age);
+        assert_eq!(named(&ledger.wake(9, at(1))), woken, "{age}");
+        assert_eq!(ledger.may_preempt_fragmented(&pod, at(1)), may, "{age}");
     }
 }

@@ -1,11 +1,11 @@
 //! Memory that pods use beyond their requests is reclaimed for those who have a right to it.
 
-use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};
 use gpustow_ledger::{Config, Ledger, Reason};
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, choose, node, pod, report, used};
 
 pub(crate) const CARD: u64 = 100;

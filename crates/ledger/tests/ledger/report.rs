@@ -1,11 +1,11 @@
 //! What each means does for a pod that waits, or why it does nothing.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger, MEANS, NotNow, Pursuit};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
 
 /// Everything is on. A pod that borrows 60 MiB on `a`, one of low priority that may be evicted on `b`, and 50 MiB free

@@ -1,12 +1,12 @@
 //! Memory is reserved for a pod that has waited long.
 
-use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ended, Ledger, Reason};
 use gpustow_pack::Refusal;
 
+use crate::act::Act as _;
 use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
 
 const CARD: u64 = 100;

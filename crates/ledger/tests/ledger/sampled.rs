@@ -1,12 +1,12 @@
 //! kube-scheduler shows the extender some of the nodes that pass its own filters: a pod that fits elsewhere is placed
 //! all the same.
 
-use crate::act::Act as _;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Reason};
 
+use crate::act::Act as _;
 use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used};
 
 const NODES: usize = 300;

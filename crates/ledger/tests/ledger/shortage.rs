@@ -1,11 +1,11 @@
 //! Cards on which a pod could not grow to its request, because others use more than theirs.
 
-use crate::act::Act as _;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, Gpu, PROCESSES_READABLE, PodUse};
-use gpustow_ledger::{Config, Ledger, Whom};
+use gpustow_ledger::{Config, Ledger, Purpose};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, node, pod, report, used};
 
 const CARD: u64 = 100;
@@ -39,12 +39,12 @@ fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)
     let short = ledger.shortages(at(second));
     let each = short.iter().map(|short| {
         let whom = match &short.harm {
-            Whom::Pod(pod) => Some(pod.uid.to_string()),
-            Whom::Headroom(headroom) => {
+            Purpose::Pod(pod) => Some(pod.uid.to_string()),
+            Purpose::Headroom(headroom) => {
                 assert_eq!(headroom.0, 10);
                 None
             }
-            Whom::Limit | Whom::Autoscaler => Some(format!("{short:?}")),
+            Purpose::Limit | Purpose::Autoscaler => Some(format!("{short:?}")),
         };
         let victims = short.victims.iter();
         let victims = victims.map(|victim| victim.pod.uid.to_string());

@@ -1,12 +1,12 @@
 //! The sums of CPU, host memory and pods are kube-scheduler's own, to the last byte: its filter comes
 //! before ours, and a pod that it would accept must not sleep on for a sum that is ours alone.
 
-use crate::act::Act as _;
 use gpustow_api::{Asks, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, choose, exclusive, offer_all, pod, report};
 use crate::model::Random;
 

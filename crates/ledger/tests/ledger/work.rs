@@ -1,11 +1,11 @@
 //! What looks for gangs, placeholders and pods that sleep cost under the lock, in clusters of 100 and of 1,000 nodes.
 
-use crate::act::Act as _;
 use std::collections::BTreeSet;
 
 use gpustow_api::{Group, GroupPolicy, Memory, PodFacts, PodGroupFacts, Sleep};
 use gpustow_ledger::{Config, Ledger};
 
+use crate::act::Act as _;
 use crate::build::{at, bound, card, node, offer_all, pod, report, requesting, used};
 
 /// What a look has, see `Ledger::work`.

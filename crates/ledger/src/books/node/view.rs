@@ -31,7 +31,7 @@ impl Node {
                 .map(move |(gpu, &model)| (gpu, model, gpu.capacity(headroom)))
         });
         let cards = cards.map(|(gpu, model, capacity)| {
-            // Whoever uses memory and holds none of it is a stranger until the agent says otherwise:
+            // A pod that uses memory and holds none of it is a stranger until the agent reports otherwise:
             // the processes of a pod that was deleted by force may live on.
             let holds = |uid: &str| self.bound.get(uid).or_else(|| self.reserved.get(uid));
             let excess = gpu

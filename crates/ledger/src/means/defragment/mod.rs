@@ -14,7 +14,7 @@ use gpustow_api::PodFacts;
 
 use super::preempt::KINDS;
 use super::{
-    Action, Broken, Demand, Demands, Due, Makes, Means, Reserved, Subject, Whom, still_evicts,
+    Action, Broken, Demand, Demands, Makes, Means, Purpose, Reserved, Subject, still_evicts,
 };
 use crate::books::Uid;
 use crate::budget::Budget;
@@ -88,26 +88,19 @@ impl Means for Defragment {
         config.moves.then_some(Duration::ZERO)
     }
 
-    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Due> {
+    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Subject> {
         parts.look_after_evictions(Cause::Defragment);
         let empties = parts.sight().emptying().is_some();
         parts.change(|it, books| it.end_needless_replacements(empties, books));
         if most == 0 || !parts.config.moves {
             return Vec::new();
         }
-        let is_none = parts
-            .earmarks
-            .evictions_for_pods(Cause::Defragment)
-            .is_empty();
-        let pod = Some(()).filter(|()| is_none).and_then(|()| self.due(parts));
-        let subject = match pod {
-            Some(pod) => Some(Subject::Pod(pod)),
-            None => self.emptied.due(parts).map(Subject::Node),
+        let begun = parts.earmarks.evictions_for_pods(Cause::Defragment);
+        let pod = match begun.is_empty() {
+            true => self.due(parts).map(Subject::Pod),
+            false => None,
         };
-        let due = subject.map(|subject| Due {
-            cause: Cause::Defragment,
-            subject,
-        });
+        let due = pod.or_else(|| self.emptied.due(parts).map(Subject::Node));
         due.into_iter().collect()
     }
 
@@ -138,14 +131,14 @@ impl Means for Defragment {
             cause: Cause::Defragment,
             action: Action::Evict,
             node: node.clone(),
-            whom: Whom::Autoscaler,
+            purpose: Purpose::Autoscaler,
             gang: None,
             cards: Vec::new(),
         }));
     }
 
     fn still(&self, sight: &Sight<'_>, demand: &Demand) -> bool {
-        if demand.whom.pod().is_some() {
+        if demand.purpose.pod().is_some() {
             return still_evicts(sight, demand);
         }
         let emptying = sight.emptying().filter(|it| it.node == demand.node);

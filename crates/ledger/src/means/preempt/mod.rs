@@ -17,7 +17,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Choice, Request};
 
-use super::{Action, Broken, Demands, Due, Makes, Means, Move, Reserved, Subject, best};
+use super::{Action, Broken, Demands, Makes, Means, Move, Reserved, Subject, best};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -86,7 +86,7 @@ impl Means for Preempt {
 
     /// Looks after the room that is kept for pods for which others end, and names those for which it is to be decided now
     /// who else ends.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Due> {
+    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
         parts.earmarks.forget_controllers(parts.now);
         parts.look_after_gangs();
         parts.look_after_evictions(Cause::Preempt);
@@ -95,11 +95,7 @@ impl Means for Preempt {
         }
         let mut due = self.search(parts);
         due.extend(self.gang_that_may_preempt(parts));
-        let due = due.into_iter().map(|pod| Due {
-            cause: Cause::Preempt,
-            subject: Subject::Pod(pod),
-        });
-        due.collect()
+        due.into_iter().map(Subject::Pod).collect()
     }
 
     fn choose(&mut self, of: &Subject, broken: Broken<'_>, _: usize, parts: &mut Parts) -> bool {
@@ -111,11 +107,8 @@ impl Means for Preempt {
     }
 
     fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {
-        best(
-            known
-                .open_to(pod)
-                .filter_map(|name| known.plan_preempt(pod, name, budget)),
-        )
+        let nodes = known.open_to(pod);
+        best(nodes.filter_map(|name| known.plan_preempt(pod, name, budget)))
     }
 
     fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
@@ -179,7 +172,7 @@ impl Parts {
 }
 
 impl Sight<'_> {
-    /// Who is to be evicted now by this means, and for whom, but for gangs.
+    /// The pods to be evicted now by this means, and what for, but for gangs.
     pub(crate) fn evictions(&self, means: Cause) -> Vec<Reserved> {
         let all = self.earmarks.evictions_for_pods(means).into_iter();
         all.filter_map(|uid| self.eviction(&uid)).collect()

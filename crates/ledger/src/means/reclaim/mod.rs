@@ -17,7 +17,7 @@ use gpustow_api::gpunode::Gpu;
 use gpustow_pack::{Cost, Mib, Refusal};
 
 use super::round::{Offer, Round};
-use super::{Demand, Demands, Due, Makes, Means, Reserved, Whom, best};
+use super::{Demand, Demands, Makes, Means, Purpose, Reserved, Subject, best};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -81,7 +81,7 @@ impl Means for Reclaim {
     }
 
     /// Ends what has come to its end, asks others where the first did not suffice, and begins again for pods that wait.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Due> {
+    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
         if !parts.config.reclaim {
             return Vec::new();
         }
@@ -112,30 +112,25 @@ impl Means for Reclaim {
     }
 
     fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {
-        best(
-            known
-                .open_to(pod)
-                .filter_map(|name| known.plan_reclaim(pod, name, budget)),
-        )
+        let nodes = known.open_to(pod);
+        best(nodes.filter_map(|name| known.plan_reclaim(pod, name, budget)))
     }
 
     fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
-        let all = sight.earmarks.all_of(Cause::Reclaim);
-        all.iter()
-            .filter_map(|uid| sight.reclamation(uid))
-            .collect()
+        let all = sight.earmarks.all_of(Cause::Reclaim).into_iter();
+        all.filter_map(|uid| sight.reclamation(&uid)).collect()
     }
 
     fn demand(&self, sight: &Sight<'_>, all: &mut Demands) {
         let short = std::mem::take(&mut all.short);
-        let mut add = |cause, node: &Arc<str>, whom: Whom, victims: Vec<Borrower>| {
+        let mut add = |cause, node: &Arc<str>, purpose: Purpose, victims: Vec<Borrower>| {
             for borrower in victims {
                 all.reclaim(Demand {
                     victim: borrower.pod.clone(),
                     cause,
                     action: sight.action_on(&borrower.pod).into(),
                     node: node.clone(),
-                    whom: whom.clone(),
+                    purpose: purpose.clone(),
                     gang: None,
                     cards: vec![borrower],
                 });
@@ -143,14 +138,14 @@ impl Means for Reclaim {
         };
         let reserved = self.reserved(sight);
         for back in &reserved {
-            let whom = Whom::Pod(back.pod.clone());
-            add(Cause::Reclaim, &back.node, whom, back.borrowers.clone());
+            let purpose = Purpose::Pod(back.pod.clone());
+            add(Cause::Reclaim, &back.node, purpose, back.borrowers.clone());
         }
         for short in short {
             add(Cause::Pressure, &short.node, short.harm, short.victims);
         }
         for OverLimit { node, victim, .. } in self.limits.over(sight) {
-            add(Cause::OverLimit, &node, Whom::Limit, vec![victim]);
+            add(Cause::OverLimit, &node, Purpose::Limit, vec![victim]);
         }
         all.reserved.extend(reserved);
     }
@@ -162,10 +157,10 @@ impl Means for Reclaim {
             Cause::Pressure => sight
                 .shortages_on(&demand.node)
                 .into_iter()
-                .any(|it| gives(&it.victims) && it.harm.uid() == demand.whom.uid()),
+                .any(|it| gives(&it.victims) && it.harm.uid() == demand.purpose.uid()),
             Cause::OverLimit => self.limits.is_over(victim, &demand.node, sight),
             _ => {
-                let back = demand.whom.uid().and_then(|uid| sight.reclamation(uid));
+                let back = demand.purpose.uid().and_then(|uid| sight.reclamation(uid));
                 back.is_some_and(|it| gives(&it.borrowers))
             }
         }

@@ -12,7 +12,7 @@ use gpustow_api::PodFacts;
 use gpustow_api::gpunode::{Gpu, PodUse};
 use gpustow_pack::Mib;
 
-use super::{Borrower, Whom};
+use super::{Borrower, Purpose};
 use crate::books::Node;
 use crate::known::Known;
 
@@ -24,7 +24,7 @@ pub struct Shortage {
     /// The card.
     pub uuid: Box<str>,
     /// A pod that is below its request and could not grow to it, or the headroom, of which less is free.
-    pub harm: Whom,
+    pub harm: Purpose,
     /// What borrowers are to give back: no more than is lent.
     pub missing: Mib,
     /// Who is to give memory back; nobody if those who end already suffice.
@@ -100,8 +100,8 @@ impl Known<'_> {
         let left: Mib = asked.iter().chain(one).map(|(left, _)| *left).sum();
         let headroom = Mib(node.status()?.headroom_mib);
         let (wanted, harm) = match harmed.filter(|_| left > free) {
-            Some(pod) => (left.max(headroom), Whom::Pod(pod.clone())),
-            None => (headroom, Whom::Headroom(headroom)),
+            Some(pod) => (left.max(headroom), Purpose::Pod(pod.clone())),
+            None => (headroom, Purpose::Headroom(headroom)),
         };
         // A pod that should be gone by now gives nothing back.
         let able = borrowers().filter(|(uid, ..)| {

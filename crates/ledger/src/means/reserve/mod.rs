@@ -22,7 +22,7 @@ use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
 use super::round::{Offer, Round};
-use super::{Demands, Due, Makes, Means, Reserved, best};
+use super::{Demands, Makes, Means, Reserved, Subject, best};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::config::Config;
@@ -78,7 +78,7 @@ impl Means for Reserve {
     }
 
     /// Reserves GPUs for pods that have waited long, and ends reservations that are over.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Due> {
+    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
         if parts.config.keep.is_some() {
             self.end_unfit_reservations(parts);
             self.forget_absent(parts);

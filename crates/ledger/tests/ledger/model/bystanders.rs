@@ -1,7 +1,6 @@
 //! Pods that no feature can help, or that never finish, take no feature from the others: a feature that helps a
 //! pod without them helps one beside them.
 
-use crate::act::Act as _;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use gpustow_ledger::{Borrower, Config, Ledger, TURNS, Ungate};
 use super::server::NODES;
 use super::switches::Bystander;
 use super::world::{World, require};
+use crate::act::Act as _;
 use crate::build::{ask, asking};
 
 /// Bystanders that stand before the others: more than any feature looks at.

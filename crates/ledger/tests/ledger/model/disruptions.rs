@@ -1,6 +1,5 @@
 //! Pods that finish or move for others in the model: who they are, and that it is of use.
 
-use crate::act::Act as _;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,8 @@ use super::bystanders::unix;
 use super::evidence::cpu;
 use super::lending::CALLED_FOR;
 use super::world::{World, pick, require};
+
+use crate::act::Act as _;
 
 /// Pods that move for one pod, at most.
 const MOVES: usize = 3;

@@ -1,6 +1,5 @@
 //! Which nodes kube-scheduler shows for a pod in the model, and that others are disrupted on no other node.
 
-use crate::act::Act as _;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,8 @@ use gpustow_pack::Mib;
 
 use super::server::NODES;
 use super::world::{World, require};
+
+use crate::act::Act as _;
 
 /// What kube-scheduler showed for longer than this is no evidence.
 const RECENT: Duration = Duration::from_secs(300);

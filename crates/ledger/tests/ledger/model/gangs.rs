@@ -1,6 +1,5 @@
 //! Gangs in the model: PodGroups come and go, and kube-scheduler asks about the pods of one in a cycle, as from 1.37 on.
 
-use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -11,6 +10,8 @@ use super::event::Event;
 use super::evidence::cpu;
 use super::server::{GroupEvent, NODES};
 use super::world::{World, require};
+
+use crate::act::Act as _;
 
 pub(super) const GROUPS: [&str; 2] = ["g0", "g1"];
 

@@ -1,6 +1,5 @@
 //! What pods use beyond their requests in the model, and what is reclaimed of it.
 
-use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +10,7 @@ use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, Reserved};
 
 use super::world::{World, pick, require};
+use crate::act::Act as _;
 use crate::build::used;
 
 pub(super) const STALE_AFTER: Duration = Duration::from_secs(100);

@@ -1,6 +1,5 @@
 //! Places in the model: for whom they are kept, and when they end.
 
-use crate::act::Act as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,8 @@ use gpustow_pack::Mib;
 use super::bystanders::Feature;
 use super::switches::{Bystander, Switches};
 use super::world::{World, require};
+
+use crate::act::Act as _;
 
 /// As long as a place is waited for where nobody ends.
 pub(super) fn kept_for(switches: Switches) -> Duration {

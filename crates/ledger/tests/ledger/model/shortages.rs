@@ -1,6 +1,5 @@
 //! What is short of lent memory in the model, by definition.
 
-use crate::act::Act as _;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
@@ -9,6 +8,8 @@ use gpustow_ledger::Shortage;
 use gpustow_pack::Mib;
 
 use super::world::{World, require};
+
+use crate::act::Act as _;
 
 /// A pod on a card: what it holds there and uses.
 pub(super) struct There {

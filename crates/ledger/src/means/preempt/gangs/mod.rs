@@ -34,7 +34,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const GROUPS: usize = 256;
 
 impl Preempt {
-    /// A pod of the gang for which it is to be decided parts.now who finishes. One gang is looked at, each in turn.
+    /// A pod of the gang for which victims are to be chosen now. One gang is looked at, each in turn.
     pub(crate) fn gang_that_may_preempt(&mut self, parts: &mut Parts) -> Option<Arc<PodFacts>> {
         let mut budget = Budget::of_look();
         let due = self.goes_on_to_preempt(parts, &mut budget);
