@@ -1,12 +1,13 @@
 //! What the handlers of kube-scheduler's calls share. What runs beside them takes the parts that it needs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use gpustow_api::{PodFacts, names};
 use kube::Client;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::admission;
@@ -41,7 +42,7 @@ pub(crate) struct App {
     pub(crate) policies: Arc<admission::Found>,
     /// The webhook is served, or not wanted.
     pub(crate) webhook: Arc<AtomicBool>,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
     pub(crate) epoch: Arc<Epoch>,
     pub(crate) binds: Binds,
     pub(crate) calls: Calls,
@@ -78,7 +79,7 @@ impl App {
             lists: Arc::default(),
             policies: Arc::default(),
             webhook: Arc::new(AtomicBool::new(args.webhook.webhook_listen.is_none())),
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::default(),
             doubts: Doubts::default(),
             uses: Arc::default(),
             panics,
@@ -93,11 +94,17 @@ impl App {
 
     /// From now on no call is decided.
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.draining.send_replace(true);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        *self.draining.borrow()
+    }
+
+    /// Ends when no call is decided any more.
+    pub(crate) async fn drained(&self) {
+        // The sender lives as long as the app.
+        let _ = self.draining.subscribe().wait_for(|it| *it).await;
     }
 
     /// The epoch in which this replica decides.

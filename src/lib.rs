@@ -69,6 +69,7 @@ const VERBS: Bounds = Bounds {
     connections: 1024,
     patience: Duration::from_secs(120),
     buffer: 256 << 10,
+    farewell: Duration::ZERO,
 };
 
 /// Runs the extender until SIGTERM or SIGINT.
@@ -107,7 +108,7 @@ pub async fn serve(
     let (tls, verbs_tls) = (args.serving.tls()?, args.tls()?);
     let extender = Extender::new(args, client)?;
     let app = extender.app.clone();
-    webhook::start(&app, app.webhook.clone()).await?;
+    let webhook = webhook::start(&app, app.webhook.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
         listen = ?verbs.local_addr(), health = ?health.local_addr(),
@@ -141,6 +142,9 @@ pub async fn serve(
         part = app.panics.noted() => bail!("{part} panicked"),
     }
     drain(&app).await;
+    if timeout(DRAIN, webhook).await.is_err() {
+        tracing::warn!("an API server holds a call open");
+    }
     health.abort();
     Ok(())
 }

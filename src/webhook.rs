@@ -1,6 +1,7 @@
 //! Admits pods that carry a key of gpustow's, and warns who writes a template of such pods: reads the API server's reviews
 //! and answers what [`gpustow_admission`] says. Every replica serves, whether it leads or not.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 use crate::app::App;
 use crate::ask::within;
@@ -34,6 +36,8 @@ const BOUNDS: Bounds = Bounds {
     connections: 256,
     patience: Duration::from_secs(120),
     buffer: 64 << 10,
+    // API servers call a replica on until they hear that it goes.
+    farewell: Duration::from_secs(5),
 };
 /// For what an answer depends on, below the time that the API server waits.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -72,15 +76,19 @@ struct Webhook {
     config: Arc<Followed>,
 }
 
-/// Serves the webhook, if it is wanted, until the runtime ends. Until `ready` is set, it has no
-/// certificate and serves nobody.
+/// Serves the webhook, if it is wanted, until the extender drains; the answer ends when it has ended. Until `ready` is set,
+/// it has no certificate and serves nobody.
 ///
 /// # Errors
 /// If its address is in use or its certificate cannot be used.
-pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
+pub(crate) async fn start(
+    app: &Arc<App>,
+    ready: Arc<AtomicBool>,
+) -> Result<oneshot::Receiver<Infallible>> {
+    let (ended, end) = oneshot::channel();
     let args = &app.args.webhook;
     let Some(address) = args.webhook_listen else {
-        return Ok(());
+        return Ok(end);
     };
     let tls = args.webhook_tls.as_deref().map(Tls::of).transpose()?;
     let listener = TcpListener::bind(address)
@@ -97,9 +105,11 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         .route("/resize", post(on_resize))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
-    let serve = async |tls: Tls| {
-        let never = std::future::pending();
-        serve_until(listener, Some(tls), BOUNDS, router, never).await;
+    let (stop, drained) = (app.clone(), app.clone());
+    let serve = async move |tls: Tls| {
+        let stop = stop.drained();
+        serve_until(listener, Some(tls), BOUNDS, router, stop).await;
+        drop(ended);
     };
     match tls {
         Some(tls) => {
@@ -109,14 +119,15 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         None => {
             let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity);
             app.panics.spawn("certificate", keeper.run(ready));
-            app.panics.spawn("webhook", async {
-                if let Ok(tls) = certificate.await {
-                    serve(tls).await;
+            app.panics.spawn("webhook", async move {
+                tokio::select! {
+                    Ok(tls) = certificate => serve(tls).await,
+                    () = drained.drained() => {}
                 }
             });
         }
     }
-    Ok(())
+    Ok(end)
 }
 
 impl FromRequest<Arc<Webhook>> for Call {

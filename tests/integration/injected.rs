@@ -1,13 +1,11 @@
 //! Pods that another policy or webhook changes too.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use axum::Json;
 use axum::extract::Path;
 use axum::routing::post;
 use gpustow_api::names;
-use gpustow_serve::{Bounds, Tls, serve_until};
+use gpustow_serve::{Tls, serve};
 use gpustow_testkit::{ControlPlane, Options, certificate, eventually};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -119,18 +117,7 @@ async fn later(cluster: &ControlPlane) -> Result<()> {
         )
     };
     let router = axum::Router::new().route("/{path}", post(answer));
-    let bounds = Bounds {
-        connections: 64,
-        patience: Duration::from_secs(60),
-        buffer: 64 << 10,
-    };
-    tokio::spawn(serve_until(
-        listener,
-        Some(tls),
-        bounds,
-        router,
-        std::future::pending::<()>(),
-    ));
+    tokio::spawn(serve(listener, Some(tls), router));
     let webhooks = LATER.map(|path| {
         let pods = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"] });
         json!({ "name": format!("{path}.example.com"), "admissionReviewVersions": ["v1"], "sideEffects": "None",

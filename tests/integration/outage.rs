@@ -56,7 +56,9 @@ async fn no_pod_is_refused_while_a_replica_is_down_or_replicas_are_replaced() ->
     };
     let (created, rolled) = tokio::join!(load, rollout);
     rolled?;
-    println!("{} pods were created during a rolling update", created?);
+    let created = created?;
+    println!("{created} pods were created during a rolling update");
+    ensure!(created > 20, "{created}");
 
     rig.replicas[0].process.kill9();
     // A connection to what is dead is not tried twice; the kubelet has noticed by now.

@@ -2,6 +2,7 @@
 //! has come, and the memory for what has come so far.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::serve::Listener;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -19,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::tls::Tls;
 
@@ -35,6 +37,9 @@ pub struct Bounds {
     pub patience: Duration,
     /// Bytes of a request that are held before somebody reads them.
     pub buffer: usize,
+    /// From the stop on, calls are answered for so long, each as the last one of its connection. A client that keeps its
+    /// connections may send a call at the moment in which the other side closes: none of those in use is closed so.
+    pub farewell: Duration,
 }
 
 /// For health, metrics and pages, which anybody may be able to reach.
@@ -42,6 +47,7 @@ const OPEN: Bounds = Bounds {
     connections: 256,
     patience: Duration::from_secs(20),
     buffer: 16 << 10,
+    farewell: Duration::ZERO,
 };
 
 /// Serves health, metrics or pages for good, over TLS if there is a certificate.
@@ -49,7 +55,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
     serve_until(listener, tls, OPEN, router, std::future::pending()).await;
 }
 
-/// Serves `router` until `stop`, then sees the calls under way through.
+/// Serves `router` until `stop` and the farewell after it, then sees the calls under way through.
 pub async fn serve_until(
     mut listener: TcpListener,
     tls: Option<Tls>,
@@ -58,7 +64,12 @@ pub async fn serve_until(
     stop: impl Future<Output = ()>,
 ) {
     let (stopping, stopped) = watch::channel(());
-    let mut stop = pin!(stop);
+    let leaving = Arc::new(AtomicBool::new(false));
+    let mut stop = pin!(async {
+        stop.await;
+        leaving.store(true, Ordering::Relaxed);
+        sleep(bounds.farewell).await;
+    });
     let mut tasks = JoinSet::new();
     let mut open: VecDeque<Connection> = VecDeque::new();
     loop {
@@ -81,13 +92,16 @@ pub async fn serve_until(
         }
         let busy = Arc::new(AtomicBool::new(false));
         let (tls, router, stopped) = (tls.clone(), router.clone(), stopped.clone());
-        let flag = busy.clone();
+        let flags = Flags {
+            busy: busy.clone(),
+            leaving: leaving.clone(),
+        };
         let task = tasks.spawn(async move {
             match tls {
-                None => talk(stream, bounds, router, flag, stopped).await,
+                None => talk(stream, bounds, router, flags, stopped).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = timeout(HANDSHAKE, tls.accept(stream)).await {
-                        talk(stream, bounds, router, flag, stopped).await;
+                        talk(stream, bounds, router, flags, stopped).await;
                     }
                 }
             }
@@ -96,6 +110,12 @@ pub async fn serve_until(
     }
     drop((listener, stopping));
     while tasks.join_next().await.is_some() {}
+}
+
+/// What a connection and its server tell each other.
+struct Flags {
+    busy: Arc<AtomicBool>,
+    leaving: Arc<AtomicBool>,
 }
 
 struct Connection {
@@ -170,18 +190,22 @@ async fn talk(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     bounds: Bounds,
     router: Router,
-    busy: Arc<AtomicBool>,
+    Flags { busy, leaving }: Flags,
     mut stopped: watch::Receiver<()>,
 ) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let call = Call(busy.clone());
         let request = request.map(|body| Coming::new(body, busy.clone()));
-        let answer = router.call(request);
+        let (answer, leaving) = (router.call(request), leaving.clone());
         async move {
-            let answer = answer.await;
+            let mut answer = answer.await?;
             drop(call);
-            answer
+            if leaving.load(Ordering::Relaxed) {
+                let last = HeaderValue::from_static("close");
+                answer.headers_mut().insert(CONNECTION, last);
+            }
+            Ok::<_, Infallible>(answer)
         }
     });
     let connection = http1::Builder::new()
@@ -197,4 +221,54 @@ async fn talk(
         _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Result, ensure};
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    const CALL: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+
+    async fn answered(stream: &mut TcpStream) -> Result<String> {
+        stream.write_all(CALL).await?;
+        let mut answer = vec![0; 1024];
+        let read = stream.read(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer[..read]).into_owned())
+    }
+
+    #[tokio::test]
+    async fn who_calls_during_the_farewell_is_answered_and_told_to_go() -> Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let bounds = Bounds {
+            farewell: Duration::from_secs(3600),
+            ..OPEN
+        };
+        let (stopping, stop) = tokio::sync::oneshot::channel::<()>();
+        let router = Router::new().route("/", get(async || "ok"));
+        let stop = async { drop(stop.await) };
+        let served = tokio::spawn(serve_until(listener, None, bounds, router, stop));
+        let mut kept = TcpStream::connect(address).await?;
+        let before = answered(&mut kept).await?;
+        ensure!(before.ends_with("ok") && !before.contains("connection: close"));
+        drop(stopping);
+        for mut stream in [kept, TcpStream::connect(address).await?] {
+            let last = answered(&mut stream).await?;
+            ensure!(
+                last.ends_with("ok") && last.contains("connection: close"),
+                "{last}"
+            );
+            ensure!(stream.read(&mut [0]).await? == 0, "the connection is kept");
+        }
+        // The clock runs to the next timer as nothing else is to do.
+        tokio::time::pause();
+        served.await?;
+        ensure!(TcpStream::connect(address).await.is_err());
+        Ok(())
+    }
 }
