@@ -21,13 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, names};
-use gpustow_ledger::{Cause, Demands, Due, Reserved, Subject, TURNS};
+use gpustow_ledger::{Cause, Demands, Reserved, TURNS};
 use gpustow_serve::rate::{Backoff, Window};
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep};
 
 use crate::app::App;
-use crate::budgets::{broken, budgets};
 use crate::events::Kind;
 use crate::leading::while_leading;
 use conditions::{Ended, Says, is_settled, reservation};
@@ -118,26 +117,25 @@ impl Disruptions {
         let app = self.app.clone();
         let ledger = &app.ledger;
         ledger.lock().tell_time(Timestamp::now().as_second());
-        let mut due = Vec::new();
         for means in TURNS {
-            due.extend(ledger.lock().look(means, most, ledger.now()));
+            ledger.lock().look(means, most, ledger.now());
             sleep(TURN).await;
         }
         let cut = ledger.lock().searches_cut();
         cut.iter().for_each(|pod| app.events.search_cut(pod));
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
-        let (mut demands, marked, news) = {
+        let (demands, marked, news) = {
             let (now, mut ledger) = (ledger.now(), ledger.lock());
             let marked: Vec<_> = ledger.marked().cloned().collect();
-            let demands = ledger.demands(short.clone(), now);
+            let demands = ledger.demands(short, now);
             self.told_free
                 .retain(|_, at| at.elapsed() < memory::SHOWN_WITHIN);
             let told = |uid: &str| self.told_free.contains_key(uid);
             (demands, marked, ledger.memory_news(told, now))
         };
         self.tell_of_reservations(&demands);
-        let none = demands.is_empty() && due.is_empty() && news.is_empty();
+        let none = demands.is_empty() && news.is_empty();
         // It begins after every copy that this look rests on.
         if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
             return;
@@ -153,12 +151,6 @@ impl Disruptions {
             }
         }
         self.tell_of_memory(&news).await;
-        if self.choose(&due).await {
-            demands = ledger.lock().demands(short, ledger.now());
-            if app.epoch.confirm(epoch).await.is_err() {
-                return;
-            }
-        }
         self.end(&marked, &demands).await;
         let (mut waits, mut late) = (HashSet::new(), HashSet::new());
         for reserved in demands.announced() {
@@ -180,32 +172,6 @@ impl Disruptions {
             // What it rests on has changed: the other victims of the same pod wait for the next look.
             waits.extend(of.cloned());
         }
-    }
-
-    /// Has the ledger choose pods that are evicted. False if there are none to choose.
-    async fn choose(&mut self, all: &[Due]) -> bool {
-        if all.is_empty() {
-            return false;
-        }
-        let budgets = match budgets(&self.app).await {
-            Ok(budgets) => budgets,
-            Err(error) => {
-                tracing::warn!(error = %error.text, "no pod is evicted for fragmented memory or to empty a node");
-                return false;
-            }
-        };
-        let now = self.app.ledger.now();
-        let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
-        for due in all {
-            let mut most = self.evictions_left();
-            if let Subject::Node(_) = due.subject {
-                // All pods of the node leave within a minute: their room is not kept for much longer.
-                let limits = self.app.config.spec().disruptions.clone();
-                most = most.min(limits.per_minute.min(limits.per_node_per_minute) as usize);
-            }
-            self.app.ledger.lock().choose(due, &broken, most, now);
-        }
-        true
     }
 
     /// Makes every disruption of a predecessor fail that is still under way. False if that must be tried again.

@@ -6,7 +6,6 @@ mod app;
 mod args;
 mod ask;
 mod bind;
-mod budgets;
 mod call;
 #[cfg(feature = "tls")]
 mod certificate;

@@ -2,17 +2,15 @@
 
 pub(crate) mod late;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::uses_volumes_or_claims;
-use gpustow_ledger::{Budget, Victims};
+use gpustow_ledger::Victims;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use crate::app::App;
-use crate::budgets::{Disruption, broken, budgets};
 use crate::failure::{ErrorKind, Failure};
 use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims};
 
@@ -57,27 +55,15 @@ pub(crate) async fn preempt(
     }
     let candidates: Vec<(String, MetaVictims)> = args.victims.into_iter().collect();
     let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
-    // Each answer of the API server takes time: what is chosen rests on what is known after the last one.
-    let (mut known, mut is_ours) = (None, false);
-    let answer = loop {
-        let choice = choose(
-            app,
-            &pod,
-            &candidates,
-            waits_for_room_alone,
-            known.as_deref(),
-        );
-        match choice {
-            Choice::NeedsBudgets => known = Some(budgets(app).await?),
-            Choice::Victims(answer) if answer.is_empty() || is_ours => break answer,
-            Choice::Victims(_) => {
-                // This replica may have been frozen, and another decides.
-                let ours = app.epoch.confirm(epoch).await;
-                ours.map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))?;
-                is_ours = true;
-            }
-        }
-    };
+    let choose = || choose(app, &pod, &candidates, waits_for_room_alone);
+    let mut answer = choose();
+    if !answer.is_empty() {
+        // This replica may have been frozen, and another decides.
+        let ours = app.epoch.confirm(epoch).await;
+        ours.map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))?;
+        // The answer took time: what is chosen rests on what is known after it.
+        answer = choose();
+    }
     if let Some(node) = disrupted_on().filter(|node| before.as_ref() != Some(node)) {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, %node,
@@ -95,21 +81,13 @@ pub(crate) async fn preempt(
     })
 }
 
-/// The pods that kube-scheduler may evict, by node.
-enum Choice {
-    Victims(BTreeMap<String, MetaVictims>),
-    /// More must go than kube-scheduler chose: that depends on disruption budgets.
-    NeedsBudgets,
-}
-
-/// Chooses by what is known now.
+/// The pods that kube-scheduler may evict, by node, as far as is known now.
 fn choose(
     app: &App,
     pod: &PodFacts,
     candidates: &[(String, MetaVictims)],
     waits_for_room_alone: bool,
-    budgets: Option<&[Disruption]>,
-) -> Choice {
+) -> BTreeMap<String, MetaVictims> {
     // Of a node without victims, only fragmented memory keeps the pod off: there the switches decide.
     let asks = candidates.iter().any(|(_, it)| it.pods.is_empty());
     // What this call cannot afford to look at, a later one begins with.
@@ -131,40 +109,26 @@ fn choose(
         if given.is_empty() && !may_add {
             continue;
         }
-        match added(app, pod, node, &given, &HashSet::new(), &mut steps) {
-            Some(more) if !more.uids.is_empty() => others.push((node, victims)),
+        let now = app.ledger.now();
+        let more = (app.ledger.lock()).preempt(pod, node, &given, &mut steps, now);
+        match more {
+            Some(more) if !more.uids.is_empty() => others.push((node, victims, given, more)),
             Some(_) if !given.is_empty() => drop(answer.insert(node.clone(), victims.clone())),
             _ => {}
         }
     }
-    if answer.len() == ENOUGH || others.is_empty() {
-        return Choice::Victims(answer);
-    }
-    let Some(budgets) = budgets else {
-        return Choice::NeedsBudgets;
-    };
     steps = app.ledger.lock().budget();
-    for (node, victims) in others {
-        if answer.len() == ENOUGH {
-            break;
-        }
-        let given = uids(victims);
-        let protected = protected(app, node, &given, pod.priority, budgets);
-        let Some(more) = added(app, pod, node, &given, &protected, &mut steps) else {
-            continue;
-        };
+    let enough = ENOUGH - answer.len();
+    for (node, victims, given, more) in others.into_iter().take(enough) {
+        let now = app.ledger.now();
         let spared = match waits_for_room_alone {
-            true => {
-                let now = app.ledger.now();
-                let ledger = app.ledger.lock();
-                ledger.spared(pod, node, &given, &more.uids, &mut steps, now)
-            }
-            false => Vec::new(),
+            true => (app.ledger.lock()).spared(pod, node, &given, &more.uids, &mut steps, now),
+            false => Victims::default(),
         };
-        let changed = changed(victims.clone(), &more, &spared, &protected);
+        let changed = changed(victims.clone(), &more, &spared);
         answer.insert(node.clone(), changed);
     }
-    Choice::Victims(answer)
+    answer
 }
 
 fn uids(victims: &MetaVictims) -> Vec<Arc<str>> {
@@ -172,36 +136,15 @@ fn uids(victims: &MetaVictims) -> Vec<Arc<str>> {
     pods.map(|pod| pod.uid.as_str().into()).collect()
 }
 
-fn added(
-    app: &App,
-    pod: &PodFacts,
-    node: &str,
-    victims: &[Arc<str>],
-    protected: &HashSet<Arc<str>>,
-    steps: &mut Budget,
-) -> Option<Victims> {
-    let now = app.ledger.now();
-    let protected = |uid: &str| protected.contains(uid);
-    app.ledger
-        .lock()
-        .preempt(pod, node, victims, &protected, steps, now)
-}
-
 /// The victims with those added and without those spared.
-fn changed(
-    mut victims: MetaVictims,
-    added: &Victims,
-    spared: &[Arc<str>],
-    protected: &HashSet<Arc<str>>,
-) -> MetaVictims {
-    let stays = |pod: &MetaPod| spared.iter().any(|uid| **uid == *pod.uid);
+fn changed(mut victims: MetaVictims, added: &Victims, spared: &Victims) -> MetaVictims {
+    let stays = |pod: &MetaPod| spared.uids.iter().any(|uid| **uid == *pod.uid);
     victims.pods.retain(|pod| !stays(pod));
     victims.pods.extend(added.uids.iter().map(|uid| MetaPod {
         uid: uid.to_string(),
     }));
-    let kept = spared.iter().filter(|uid| protected.contains(*uid)).count();
-    let kept = i64::try_from(kept).unwrap_or(i64::MAX);
-    let violations = victims.num_pdb_violations.saturating_sub(kept).max(0);
+    let violations = victims.num_pdb_violations.saturating_sub(spared.protected);
+    let violations = violations.max(0);
     victims.num_pdb_violations = violations.saturating_add(added.protected);
     victims
 }
@@ -239,24 +182,4 @@ fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
         && spread.is_none()
         && !uses_volumes_or_claims(pod)
         && containers(spec).iter().all(|it| amounts(it) && !ports(it))
-}
-
-/// Those whose eviction from the node would break a budget once the `given` have gone, if the others
-/// go in order of priority, the youngest first.
-fn protected(
-    app: &App,
-    node: &str,
-    given: &[Arc<str>],
-    priority: i32,
-    budgets: &[Disruption],
-) -> HashSet<Arc<str>> {
-    let pods: Vec<Arc<PodFacts>> = {
-        let ledger = app.ledger.lock();
-        let mut others = ledger.evictable(node, priority);
-        others.retain(|pod| !given.contains(&pod.uid));
-        others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.started), pod.uid.clone()));
-        let given = given.iter().filter_map(|uid| ledger.pod(uid));
-        given.chain(others).collect()
-    };
-    broken(&pods, budgets).into_iter().collect()
 }

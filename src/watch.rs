@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts, PodObject, Shared};
+use gpustow_api::{DisruptionBudget, GpuNode, NodeFacts, PodFacts, PodObject, Shared};
 use gpustow_serve::rate::Backoff as Pauses;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource};
@@ -106,6 +107,7 @@ pub(crate) struct Lists {
     pub(crate) pods: Arc<List>,
     nodes: Arc<List>,
     gpunodes: Arc<List>,
+    budgets: Arc<List>,
 }
 
 impl Default for Lists {
@@ -114,13 +116,14 @@ impl Default for Lists {
             pods: List::new("pods").into(),
             nodes: List::new("nodes").into(),
             gpunodes: List::new("gpunodes").into(),
+            budgets: List::new("poddisruptionbudgets").into(),
         }
     }
 }
 
 impl Lists {
-    fn all(&self) -> [&List; 3] {
-        [&self.pods, &self.nodes, &self.gpunodes]
+    fn all(&self) -> [&List; 4] {
+        [&self.pods, &self.nodes, &self.gpunodes, &self.budgets]
     }
 
     /// Has all of them listed anew, and waits for none.
@@ -148,7 +151,7 @@ impl Lists {
     }
 }
 
-/// Starts the three watches; they run until the process ends.
+/// Starts the four watches; they run until the process ends.
 pub(crate) fn spawn(
     client: &Client,
     resource: &str,
@@ -239,6 +242,22 @@ pub(crate) fn spawn(
     panics.spawn(
         "gpunodes",
         follower(&lists.gpunodes).run(config(), facts, change),
+    );
+
+    let facts = |budget: Each<PodDisruptionBudget>| {
+        Some(match &budget {
+            Each::Whole(budget) => DisruptionBudget::of(budget),
+            Each::Broken(remains) => DisruptionBudget::unreadable(&remains.meta),
+        })
+    };
+    let change = |ledger: &Locked, change| match change {
+        Change::Apply(budget) => ledger.lock().apply_budget(budget),
+        Change::Delete(budget) => ledger.lock().delete_budget(&budget),
+        Change::Reset(budgets, _) => ledger.lock().reset_budgets(budgets),
+    };
+    panics.spawn(
+        "disruption budgets",
+        follower(&lists.budgets).run(config(), facts, change),
     );
 }
 

@@ -57,18 +57,12 @@ impl World {
             return;
         }
         self.hold(at, "look", |ledger, now| ledger.tell_time(unix(now)));
-        let mut due = Vec::new();
         for means in TURNS {
-            due.extend(self.hold(at, means.into(), |ledger, now| ledger.look(means, 10, now)));
+            self.hold(at, means.into(), |ledger, now| ledger.look(means, 10, now));
         }
         self.hold(at, "look", |ledger, _| {
             black_box(ledger.marked().count());
         });
-        for due in due {
-            self.hold(at, "choose", |ledger, now| {
-                ledger.choose(&due, &|_| Vec::new(), 10, now)
-            });
-        }
         let helped = self.hold(at, "demands", |ledger, now| {
             ledger.demands(Vec::new(), now).announced().count()
         });

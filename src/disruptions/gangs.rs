@@ -1,6 +1,6 @@
 //! Performs what is demanded for a gang: all of its victims are deleted in one look, or none.
 //!
-//! All are marked first. Then disruption budgets are read again, the API server is asked whether it would delete each, and
+//! All are marked first. Then disruption budgets are looked at again, the API server is asked whether it would delete each, and
 //! the ledger is asked whether all are needed still. If one of these fails, no victim is deleted.
 
 use std::collections::BTreeSet;
@@ -13,7 +13,6 @@ use gpustow_ledger::Demand;
 use super::conditions::is_settled;
 use super::{Disruptions, Uid};
 use crate::ask::AskError;
-use crate::budgets::{broken, budgets};
 
 impl Disruptions {
     pub(super) async fn perform_for_gang(&mut self, epoch: u64, gang: &Group, all: &[&Demand]) {
@@ -35,7 +34,7 @@ impl Disruptions {
                 Err(error) => return self.tell_unless_settled(demand, &error),
             }
         }
-        if !self.begun.contains(gang) && !self.do_budgets_allow(gang, &left).await {
+        if !self.begun.contains(gang) && !self.do_budgets_allow(gang, &left) {
             return;
         }
         let tries = left.iter().zip(&versions);
@@ -103,19 +102,13 @@ impl Disruptions {
     }
 
     /// Would no budget be broken if all of these were gone?
-    async fn do_budgets_allow(&mut self, gang: &Group, left: &[&Demand]) -> bool {
-        let victims: Vec<_> = left.iter().map(|demand| demand.victim.clone()).collect();
-        match budgets(&self.app).await {
-            Ok(budgets) if broken(&victims, &budgets).is_empty() => true,
-            Ok(_) => {
-                tracing::info!(%gang, "a disruption budget protects a victim of this group: no pod is preempted for it");
-                self.app.ledger.lock().spare_for_gang(gang);
-                false
-            }
-            Err(error) => {
-                tracing::warn!(error = %error.text, %gang, "no pod is preempted for this group");
-                false
-            }
+    fn do_budgets_allow(&mut self, gang: &Group, left: &[&Demand]) -> bool {
+        let mut ledger = self.app.ledger.lock();
+        let allow = !ledger.breaks_budget(left.iter().map(|demand| &demand.victim));
+        if !allow {
+            tracing::info!(%gang, "a disruption budget protects a victim of this group: no pod is preempted for it");
+            ledger.spare_for_gang(gang);
         }
+        allow
     }
 }

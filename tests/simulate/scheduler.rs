@@ -238,7 +238,7 @@ impl Scheduler {
                     Some(group) => drop(cache.groups.insert(name(group), group.clone())),
                     None => drop(cache.groups.remove(&name(object))),
                 },
-                Kind::GpuNode | Kind::GpustowConfig | Kind::Lease => {}
+                _ => {}
             }
         }
         if wakes {

@@ -76,6 +76,7 @@ impl Server {
                 self.wrong.extend(wrong);
             }
         }
+        self.keep_budget();
         written
     }
 
@@ -167,19 +168,25 @@ impl Server {
         Some(self.budget?.saturating_sub(away.count()))
     }
 
-    /// The budgets, as they are listed.
-    pub(crate) fn budgets(&self) -> Value {
-        let budget = |allowed| {
-            json!({
-                "metadata": { "name": "guard", "namespace": NAMESPACE },
-                "spec": { "selector": { "matchLabels": { (check::GUARDED): "yes" } } },
-                "status": { "disruptionsAllowed": allowed },
-            })
+    /// What its controller writes, if there is a budget.
+    fn keep_budget(&mut self) {
+        let Some(allowed) = self.disruptions() else {
+            return;
         };
-        let items: Vec<Value> = self.disruptions().map(budget).into_iter().collect();
-        json!({
-            "kind": "PodDisruptionBudgetList", "apiVersion": "policy/v1", "metadata": {}, "items": items,
-        })
+        let name = "guard";
+        let key = (Kind::PodDisruptionBudget, NAMESPACE.into(), name.into());
+        let known = self.kept.get(&key);
+        let exists = known.is_ok();
+        if known.is_ok_and(|it| it["status"]["disruptionsAllowed"] == allowed) {
+            return;
+        }
+        let budget = json!({
+            "metadata": { "name": name, "namespace": NAMESPACE },
+            "spec": { "selector": { "matchLabels": { (check::GUARDED): "yes" } } },
+            "status": { "disruptionsAllowed": allowed },
+        });
+        let written = self.kept.apply(key, budget, exists);
+        self.wrong.extend(written.err().map(|it| it.2));
     }
 
     /// Evicts a pod; nobody may have one evicted that keeps within its request, unless it moves.

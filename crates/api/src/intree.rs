@@ -65,8 +65,9 @@ struct Term {
     fields: Box<[Requirement]>,
 }
 
+/// What a selector requires of one label or field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Requirement {
+pub(crate) struct Requirement {
     key: Box<str>,
     operator: Box<str>,
     values: Box<[Box<str>]>,
@@ -230,13 +231,26 @@ impl Term {
 }
 
 impl Requirement {
-    fn of(requirement: &NodeSelectorRequirement) -> Self {
-        let values = requirement.values.iter().flatten();
+    fn of(it: &NodeSelectorRequirement) -> Self {
+        Self::new(&it.key, &it.operator, it.values.iter().flatten())
+    }
+
+    pub(crate) fn new<'v>(
+        key: &str,
+        operator: &str,
+        values: impl Iterator<Item = &'v String>,
+    ) -> Self {
         Self {
-            key: requirement.key.as_str().into(),
-            operator: requirement.operator.as_str().into(),
+            key: key.into(),
+            operator: operator.into(),
             values: values.map(|value| value.as_str().into()).collect(),
         }
+    }
+
+    /// Does it hold of labels?
+    pub(crate) fn holds_of(&self, labels: &[Label]) -> bool {
+        let label = labels.iter().find(|label| label.key == self.key);
+        self.holds(label.map(|label| &*label.value))
     }
 
     fn holds(&self, value: Option<&str>) -> bool {

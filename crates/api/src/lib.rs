@@ -4,6 +4,7 @@
 mod allowance;
 pub mod assignment;
 pub mod config;
+mod disruption_budget;
 pub mod events;
 pub mod facts;
 pub mod faults;
@@ -29,6 +30,7 @@ pub mod workload;
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
 pub use config::GpustowConfig;
+pub use disruption_budget::DisruptionBudget;
 pub use facts::{Asks, Memory, NodeFacts, Phase, PodFacts, Sleep, gone_by};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use pod::PodObject;

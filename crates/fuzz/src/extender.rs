@@ -95,7 +95,7 @@ fn decide(ledger: &mut Ledger, pod: &Pod, names: &[&str]) {
     let (mut steps, nobody) = (ledger.budget(), Vec::<Arc<str>>::new());
     for name in NODES {
         let _ = ledger.explain(&facts, name, NOW);
-        let _ = ledger.preempt(&facts, name, &nobody, &|_| false, &mut steps, NOW);
+        let _ = ledger.preempt(&facts, name, &nobody, &mut steps, NOW);
     }
     is_sound(ledger);
 }

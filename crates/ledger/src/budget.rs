@@ -23,6 +23,7 @@ const FIT: u64 = 8;
 /// The search steps that a call has left; see [`crate::Ledger::budget`].
 #[derive(Debug)]
 pub struct Budget {
+    whole: u64,
     left: u64,
     /// What each fit costs beside its steps.
     fit: u64,
@@ -34,6 +35,7 @@ pub struct Budget {
 impl Budget {
     fn with(left: u64, fit: u64) -> Self {
         Self {
+            whole: left,
             left,
             fit,
             spent: 0,
@@ -78,9 +80,17 @@ impl Budget {
         Self::with(PLAN, FIT)
     }
 
-    /// Has a periodic look spent nothing so far?
+    /// As much again as it had at first.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            to_end: self.to_end,
+            ..Self::with(self.whole, self.fit)
+        }
+    }
+
+    /// Has a look spent nothing so far?
     pub(crate) fn is_whole(&self) -> bool {
-        self.left >= LOOK
+        self.left == self.whole
     }
 
     /// So many pods or nodes are looked at, which only a periodic look counts.

@@ -59,6 +59,8 @@ pub struct Config {
     pub moves: bool,
     /// With `moves`: move all pods off a nearly empty node, so that an autoscaler can remove it.
     pub empties: bool,
+    /// Pods that may leave a node for that at once, at most.
+    pub empty_at_once: usize,
     /// How many placeholders there are at a time at most.
     pub provision: usize,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
@@ -94,6 +96,7 @@ impl Default for Config {
             preempt_after: Duration::ZERO,
             moves: false,
             empties: false,
+            empty_at_once: usize::MAX,
             provision: 0,
             least_nodes: LEAST_NODES,
             compute: 100,

@@ -100,8 +100,8 @@ pub use decide::{Ask, Filtered};
 pub use earmarks::{Cause, Ended};
 pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
 pub use means::{
-    Action, Borrower, Broken, Demand, Demands, Due, Emptying, Move, Moves, NotNow, OverLimit,
-    Purpose, Reserved, Shortage, Subject, TURNS,
+    Action, Borrower, Demand, Demands, Emptying, Move, Moves, NotNow, OverLimit, Purpose, Reserved,
+    Shortage, TURNS,
 };
 pub use preempt::Victims;
 pub use problems::{Problem, twice};

@@ -9,28 +9,16 @@ use gpustow_api::{Group, PodFacts};
 use crate::Ledger;
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Ended};
-use crate::means::{Broken, Demand, Demands, Due, Emptying, Moves, OverLimit, Reserved, Shortage};
+use crate::means::{Demand, Demands, Emptying, Moves, OverLimit, Reserved, Shortage};
 
 impl Ledger {
     /// One means has its turn, and may evict at most so many pods. A look is a turn of each, in the order of [`crate::TURNS`], every
-    /// second or so after [`Ledger::tell_time`]. Names what victims can be chosen for now.
-    pub fn look(&mut self, means: Cause, most: usize, now: Duration) -> Vec<Due> {
+    /// second or so after [`Ledger::tell_time`].
+    pub fn look(&mut self, means: Cause, most: usize, now: Duration) {
         self.expire(now);
-        let turn = self.means.find_mut(means);
-        let all = turn.map_or_else(Vec::new, |it| it.look(&mut self.parts, most));
-        let due = all.into_iter().map(|subject| Due {
-            cause: means,
-            subject,
-        });
-        due.collect()
-    }
-
-    /// Chooses who is evicted for one of those that [`Ledger::look`] named, at most so many, and keeps the room. False if no
-    /// pod need or can be, or if the search goes on: the next look names it again.
-    pub fn choose(&mut self, due: &Due, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        self.parts.now = now;
-        let means = self.means.find_mut(due.cause);
-        means.is_some_and(|it| it.choose(&due.subject, broken, most, &mut self.parts))
+        if let Some(means) = self.means.find_mut(means) {
+            means.look(&mut self.parts, most);
+        }
     }
 
     /// Pods for which the search for others to end has cost enough since the last call, so that it found none.

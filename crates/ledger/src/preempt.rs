@@ -14,7 +14,7 @@ use crate::known::Known;
 use crate::maps::HashSet;
 use crate::trial::Host;
 
-/// Pods to evict beyond those that kube-scheduler chose.
+/// Pods to evict beyond those that kube-scheduler chose, or of those to spare.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Victims {
     /// Their UIDs, in the order in which they were chosen.
@@ -43,24 +43,21 @@ impl Ledger {
         self.parts.books.evictable(node, priority)
     }
 
-    /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
-    /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
-    /// the budget: nobody is to be evicted in vain.
+    /// Whom to evict beside `victims` so that the pod fits on the node: no pod if it then fits anyway. `None` if no eviction
+    /// of pods of lower priority would do, or if that cannot be told within the budget: no pod is to be evicted for nothing.
     ///
     /// Pods that no disruption budget protects go first, then low priority, then the youngest;
-    /// whoever turns out not to be needed is spared.
+    /// those that turn out not to be needed are spared.
     #[must_use]
     pub fn preempt(
         &self,
         pod: &PodFacts,
         name: &str,
         victims: &[Arc<str>],
-        protected: &dyn Fn(&str) -> bool,
         budget: &mut Budget,
         now: Duration,
     ) -> Option<Victims> {
-        self.sight(now)
-            .preempt(pod, name, victims, protected, budget)
+        self.sight(now).preempt(pod, name, victims, budget)
     }
 
     /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
@@ -75,20 +72,23 @@ impl Ledger {
         added: &[Arc<str>],
         budget: &mut Budget,
         now: Duration,
-    ) -> Vec<Arc<str>> {
+    ) -> Victims {
         let (Some(request), Some(node)) = (pod.asks.request(), self.parts.books.node(name)) else {
-            return Vec::new();
+            return Victims::default();
         };
         let asked = asked_in_sum(request);
         let mut trial = self.sight(now).trial();
         trial.leave(victims.iter().chain(added).chain([&pod.uid]).cloned());
         let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
-        let mut spared = Vec::new();
+        let given = victims.iter().filter_map(|uid| self.parts.books.pod(uid));
+        let protected = self.parts.books.protected(given);
+        let mut spared = Victims::default();
         for uid in victims.iter().filter(here) {
             trial.stay(uid);
             let in_sum = node.left_in_sum(node.view(), |uid| !trial.has_left(uid));
             if asked <= in_sum.0 && trial.fits(pod, name, Host::Whole, budget) == Some(true) {
-                spared.push(uid.clone());
+                spared.uids.push(uid.clone());
+                spared.protected += i64::from(protected.contains(uid));
             } else {
                 trial.leave([uid.clone()]);
             }
@@ -98,18 +98,12 @@ impl Ledger {
 }
 
 impl Known<'_> {
-    /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
-    /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
-    /// the budget: nobody is to be evicted in vain.
-    ///
-    /// Pods that no disruption budget protects go first, then low priority, then the youngest;
-    /// whoever turns out not to be needed is spared.
+    /// See [`Ledger::preempt`].
     pub(crate) fn preempt(
         &self,
         pod: &PodFacts,
         name: &str,
         victims: &[Arc<str>],
-        protected: &dyn Fn(&str) -> bool,
         budget: &mut Budget,
     ) -> Option<Victims> {
         let node = self.books.node(name)?;
@@ -130,14 +124,11 @@ impl Known<'_> {
         }
         let mut others = self.books.evictable(name, pod.priority);
         others.retain(|pod| !victims.contains(&pod.uid));
-        others.sort_unstable_by_key(|pod| {
-            (
-                protected(&pod.uid),
-                pod.priority,
-                Reverse(pod.started),
-                pod.uid.clone(),
-            )
-        });
+        others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.started), pod.uid.clone()));
+        let given = victims.iter().filter_map(|uid| self.books.pod(uid));
+        let protected = self.books.protected(given.chain(&others));
+        let is_protected = |pod: &Arc<PodFacts>| protected.contains(&pod.uid);
+        others.sort_by_key(is_protected);
         let mut added: Vec<&Arc<PodFacts>> = Vec::new();
         let mut others = others.iter();
         loop {
@@ -159,7 +150,7 @@ impl Known<'_> {
             }
         }
         let needed = || added.iter().filter(|pod| !spared.contains(&pod.uid));
-        let count = needed().filter(|pod| protected(&pod.uid)).count();
+        let count = needed().filter(|pod| is_protected(pod)).count();
         Some(Victims {
             uids: needed().map(|pod| pod.uid.clone()).collect(),
             protected: i64::try_from(count).unwrap_or(i64::MAX),

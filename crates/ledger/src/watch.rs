@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{Group, NodeFacts, PodFacts, PodGroupFacts};
+use gpustow_api::{DisruptionBudget, Group, NodeFacts, PodFacts, PodGroupFacts};
 use gpustow_pack::{PolicyKind, Request};
 
 use crate::Ledger;
@@ -102,6 +102,27 @@ impl Ledger {
         for facts in pod_groups {
             self.apply_pod_group(facts);
         }
+    }
+
+    /// A disruption budget as a watch shows it.
+    pub fn apply_budget(&mut self, budget: DisruptionBudget) {
+        self.parts.books.apply_budget(budget);
+    }
+
+    /// A disruption budget is gone.
+    pub fn delete_budget(&mut self, budget: &DisruptionBudget) {
+        self.parts.books.delete_budget(budget);
+    }
+
+    /// The whole list of disruption budgets.
+    pub fn reset_budgets(&mut self, budgets: Vec<DisruptionBudget>) {
+        self.parts.books.reset_budgets(budgets);
+    }
+
+    /// Would the end of these break a disruption budget?
+    #[must_use]
+    pub fn breaks_budget<'p>(&self, pods: impl IntoIterator<Item = &'p Arc<PodFacts>>) -> bool {
+        !self.parts.books.protected(pods).is_empty()
     }
 
     /// A node as a watch shows it.

@@ -20,7 +20,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         reserve,
         defragment,
         provision,
-        disruptions: _,
+        disruptions,
     } = spec;
     let fixed = Config::default();
     let count = |it: u32| usize::try_from(it).unwrap_or(usize::MAX);
@@ -47,6 +47,8 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         preempt_after: preempt.after.into(),
         moves: defragment.evictions_per_hour > 0,
         empties: defragment.evictions_per_hour > 0 && defragment.empty_nodes,
+        // All leave within a minute: the room of their replacements is not kept for much longer.
+        empty_at_once: count(disruptions.per_minute.min(disruptions.per_node_per_minute)),
         provision: count(provision.max),
         least_nodes: fixed.least_nodes,
         compute: scheduling.max_compute_percent,

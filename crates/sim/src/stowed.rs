@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
-use gpustow_ledger::{Ask, Config, Due, Ended, Ledger, Move, Outcome, Subject, TURNS};
+use gpustow_ledger::{Ask, Config, Ended, Ledger, Move, Outcome, TURNS};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
 use crate::hosts::{Host, Job, Models};
@@ -357,13 +357,10 @@ impl Placer for Stowed {
     }
 
     fn empties(&mut self, most: usize) -> Vec<(usize, Placed)> {
-        let mut due = self.look(most).into_iter();
-        let node = due.find(|it| matches!(it.subject, Subject::Node(_)));
-        let broken = |_: &[Arc<PodFacts>]| Vec::new();
-        let begins = |node| self.ledger.choose(&node, &broken, most, self.now);
-        if !node.is_some_and(begins) {
+        if self.ledger.waiting() > 0 || self.ledger.emptying(self.now).is_some() {
             return Vec::new();
         }
+        self.look(most);
         let emptying = self.ledger.emptying(self.now);
         let moves = emptying.into_iter().flat_map(|it| it.moves);
         moves.filter_map(|it| goes_to(&it)).collect()
@@ -401,11 +398,11 @@ impl Placer for Stowed {
 }
 
 impl Stowed {
-    fn look(&mut self, most: usize) -> Vec<Due> {
+    fn look(&mut self, most: usize) {
         self.ledger.tell_time(seconds(self.now));
-        let turns = TURNS.into_iter();
-        let due = turns.flat_map(|means| self.ledger.look(means, most, self.now));
-        due.collect()
+        for means in TURNS {
+            self.ledger.look(means, most, self.now);
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub enum Kind {
     Lease,
     Node,
     Pod,
+    PodDisruptionBudget,
     PodGroup,
 }
 
@@ -28,6 +29,7 @@ impl Kind {
             "leases" => Some(Self::Lease),
             "nodes" => Some(Self::Node),
             "pods" => Some(Self::Pod),
+            "poddisruptionbudgets" => Some(Self::PodDisruptionBudget),
             "podgroups" => Some(Self::PodGroup),
             _ => None,
         }
@@ -40,6 +42,7 @@ impl Kind {
             Self::GpuNode | Self::GpustowConfig => format!("{}/{}", names::GROUP, names::VERSION),
             Self::Lease => "coordination.k8s.io/v1".to_owned(),
             Self::Node | Self::Pod => "v1".to_owned(),
+            Self::PodDisruptionBudget => "policy/v1".to_owned(),
             Self::PodGroup => "scheduling.k8s.io/v1beta1".to_owned(),
         }
     }

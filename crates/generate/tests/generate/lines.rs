@@ -8,13 +8,13 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_839),
-    ("extender", &["."], 8_212),
-    ("testkit", &["crates/testkit"], 7_171),
+    ("ledger", &["crates/ledger"], 15_683),
+    ("extender", &["."], 8_080),
+    ("testkit", &["crates/testkit"], 7_156),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_492),
     ("agent", &["crates/agent"], 5_647),
-    ("api", &["crates/api"], 4_155),
-    ("sim", &["crates/sim"], 4_052),
+    ("api", &["crates/api"], 4_217),
+    ("sim", &["crates/sim"], 4_049),
     ("pack", &["crates/pack"], 2_414),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_935),
@@ -22,13 +22,13 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("inspect", &["crates/inspect"], 1_639),
     ("simulated NVML", &["crates/fake-nvml"], 1_233),
     ("generate", &["crates/generate"], 989),
-    ("serve", &["crates/serve"], 822),
+    ("serve", &["crates/serve"], 842),
     (
         "small crates",
         &["crates/fuzz", "crates/advice", "crates/settings"],
-        776,
+        777,
     ),
-    ("simworld", &["crates/simworld"], 626),
+    ("simworld", &["crates/simworld"], 629),
     ("policies", &["crates/policies"], 411),
 ];
 

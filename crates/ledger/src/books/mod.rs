@@ -5,6 +5,7 @@
 //! node costs or who waits.
 
 mod assumed;
+mod budgets;
 mod change;
 mod gate;
 mod gone;
@@ -27,7 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{DisruptionBudget, PodFacts};
 use gpustow_pack::{Mib, NodeGpus};
 
 pub(crate) use change::{Change, Event};
@@ -56,6 +57,8 @@ pub(crate) struct Books {
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
     groups: Groups,
+    /// By namespace.
+    budgets: HashMap<Arc<str>, Vec<DisruptionBudget>>,
     sharing: Sharing,
     traffic: Traffic,
     /// Those with a condition that the extender wrote.

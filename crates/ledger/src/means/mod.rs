@@ -32,27 +32,6 @@ pub(crate) use reclaim::Reclaim;
 pub use reclaim::{Borrower, OverLimit, Shortage};
 pub(crate) use reserve::Reserve;
 
-/// Who of these pods, the most important first, cannot end without breaking a disruption budget.
-pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
-
-/// A pod, a gang or a node for which victims can be chosen now, once disruption budgets are known.
-#[derive(Clone, Debug)]
-pub struct Due {
-    /// By which means.
-    pub cause: Cause,
-    /// What for.
-    pub subject: Subject,
-}
-
-/// What a means acts for.
-#[derive(Clone, Debug)]
-pub enum Subject {
-    /// For this pod, or for all of its gang.
-    Pod(Arc<PodFacts>),
-    /// This node is to be empty.
-    Node(Arc<str>),
-}
-
 /// One way to make room.
 pub(crate) trait Means {
     fn cause(&self) -> Cause;
@@ -60,14 +39,8 @@ pub(crate) trait Means {
     /// How old a pod must be for it; none if it is off.
     fn after(&self, config: &Config) -> Option<Duration>;
 
-    /// Has its turn in a look, and may evict at most so many pods. Names what victims can be chosen for now.
-    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Subject>;
-
-    /// Chooses who is evicted, at most so many, and keeps the room. False if no pod need or can be, or if the search goes on:
-    /// the next look names the subject again.
-    fn choose(&mut self, _: &Subject, _: Broken<'_>, _: usize, _: &mut Parts) -> bool {
-        false
-    }
+    /// Has its turn in a look: chooses what other pods do, and keeps the room. It may evict at most so many.
+    fn look(&mut self, parts: &mut Parts, most: usize);
 
     /// Until when it pauses for the pod, for a reason of its own.
     fn pauses(&self, _: &PodFacts, _: Duration) -> Option<Duration> {

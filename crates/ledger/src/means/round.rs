@@ -21,6 +21,10 @@ pub(crate) enum Offer<R> {
     Nothing,
     /// The pod fits there now: it needs no plan.
     Fits,
+    /// Others make the room for the pod, or it needs none any more.
+    Served,
+    /// The budget is spent: the next look begins with this node again.
+    Spent,
 }
 
 impl<R> Offer<R> {
@@ -47,6 +51,19 @@ struct Search<R> {
     /// Nodes that were not looked at yet, the last one first.
     nodes: Vec<Arc<str>>,
     best: Option<Plan<R>>,
+    /// It took more than one look.
+    is_long: bool,
+    /// A node was left out, because one look was not enough for it.
+    is_cut: bool,
+}
+
+/// How searches for pods have ended.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// A plan is pursued.
+    pub(super) pursued: Vec<Uid>,
+    /// The pod fits.
+    pub(super) fit: Vec<Uid>,
 }
 
 impl<R> Default for Round<R> {
@@ -73,20 +90,21 @@ impl<R: Ord> Round<R> {
         self.pods.is_empty() && self.current.is_none()
     }
 
-    /// Goes on until the round is over or one look has cost enough, and pursues the plans. Of one that `is_open`,
-    /// kube-scheduler is not known to have offered the node: it is asked.
+    /// Goes on until the round is over or the budget is spent, and pursues the plans. Of one that `is_open`, kube-scheduler is
+    /// not known to have offered the node: it is asked.
     pub(crate) fn run(
         &mut self,
         parts: &mut Parts,
         means: Cause,
+        mut budget: Budget,
         nodes: impl Fn(&Sight<'_>, &Uid) -> Option<Vec<Arc<str>>>,
-        look: impl Fn(&Sight<'_>, &Uid, &Arc<str>, &mut Budget) -> Offer<R>,
+        look: impl Fn(&Sight<'_>, Candidate<'_, R>, &mut Budget) -> Offer<R>,
         is_open: impl Fn(&Plan<R>) -> bool,
-    ) {
-        let mut budget = Budget::of_round();
+    ) -> Ends {
+        let mut ends = Ends::default();
         while let Some((uid, found)) = {
             let sight = &parts.sight();
-            let look = |uid: &Uid, name: &Arc<str>, it: &mut Budget| look(sight, uid, name, it);
+            let look = |asked: Candidate<'_, R>, it: &mut Budget| look(sight, asked, it);
             self.go_on(&mut budget, |uid| nodes(sight, uid), look)
         } {
             match found {
@@ -97,21 +115,30 @@ impl<R: Ord> Round<R> {
                         parts.ask_for_evidence(&uid, open);
                     }
                 }
-                Offer::Plan(plan) => parts.pursue(&uid, means, plan),
+                Offer::Plan(plan) => {
+                    parts.pursue(&uid, means, plan);
+                    ends.pursued.push(uid);
+                }
                 Offer::Nothing => parts.all_tried(&uid, means),
-                Offer::Fits => {}
+                Offer::Fits => ends.fit.push(uid),
+                Offer::Served => {}
+                Offer::Spent => {
+                    parts.all_tried(&uid, means);
+                    parts.cut.push(uid);
+                }
             }
         }
         parts.count_spent(budget.spent());
+        ends
     }
 
     /// Goes on until the search for one pod ends. None once the round is over or the budget is spent. `nodes` names the
-    /// nodes for a pod, or none if the pod needs nothing any more.
+    /// nodes for a pod, or none if the pod needs nothing any more. What one look was not enough for is [`Offer::Spent`].
     pub(crate) fn go_on(
         &mut self,
         budget: &mut Budget,
         mut nodes: impl FnMut(&Uid) -> Option<Vec<Arc<str>>>,
-        mut look: impl FnMut(&Uid, &Arc<str>, &mut Budget) -> Offer<R>,
+        mut look: impl FnMut(Candidate<'_, R>, &mut Budget) -> Offer<R>,
     ) -> Option<Found<R>> {
         loop {
             let mut search = match self.current.take() {
@@ -120,36 +147,82 @@ impl<R: Ord> Round<R> {
                 None => {
                     let uid = self.pods.pop()?;
                     budget.charge(1);
-                    let Some(mut nodes) = nodes(&uid) else {
+                    let Some(nodes) = nodes(&uid) else {
                         continue;
                     };
-                    nodes.reverse();
-                    let best = None;
-                    Search { uid, nodes, best }
+                    Search::new(uid, nodes)
                 }
             };
-            while let Some(name) = search.nodes.last() {
-                if budget.is_spent() {
+            match search.go_on(budget, &mut look) {
+                None => {
+                    search.is_long = true;
                     self.current = Some(search);
                     return None;
                 }
-                budget.charge(1);
-                match look(&search.uid, name, budget) {
-                    Offer::Fits => return Some((search.uid, Offer::Fits)),
-                    Offer::Plan(plan) => {
-                        if search.best.as_ref().is_none_or(|best| plan < *best) {
-                            search.best = Some(plan);
-                        }
-                    }
-                    Offer::Nothing => {}
-                }
-                search.nodes.pop();
+                Some(found) => return Some((search.uid, found)),
             }
-            // It may be some looks old.
-            let found = search
-                .best
-                .map_or(Offer::Nothing, |best| look(&search.uid, &best.node, budget));
-            return Some((search.uid, found));
         }
+    }
+}
+
+/// One pod and one node, and the best that others have offered.
+pub(crate) struct Candidate<'a, R> {
+    pub(super) uid: &'a Uid,
+    pub(super) node: &'a Arc<str>,
+    pub(super) best: Option<&'a Plan<R>>,
+}
+
+impl<R: Ord> Search<R> {
+    fn new(uid: Uid, mut nodes: Vec<Arc<str>>) -> Self {
+        nodes.reverse();
+        Self {
+            uid,
+            nodes,
+            best: None,
+            is_long: false,
+            is_cut: false,
+        }
+    }
+
+    /// None if the budget is spent before the end.
+    fn go_on(
+        &mut self,
+        budget: &mut Budget,
+        look: &mut impl FnMut(Candidate<'_, R>, &mut Budget) -> Offer<R>,
+    ) -> Option<Offer<R>> {
+        while let Some(node) = self.nodes.last() {
+            if budget.is_spent() {
+                return None;
+            }
+            let is_first = budget.is_whole();
+            budget.charge(1);
+            let best = self.best.as_ref();
+            let uid = &self.uid;
+            match look(Candidate { uid, node, best }, budget) {
+                // A node that a whole look is not enough for is left out.
+                Offer::Spent if is_first => self.is_cut = true,
+                Offer::Spent => return None,
+                Offer::Plan(plan) if self.best.as_ref().is_none_or(|best| plan < *best) => {
+                    self.best = Some(plan);
+                }
+                Offer::Plan(_) | Offer::Nothing => {}
+                ends => return Some(ends),
+            }
+            self.nodes.pop();
+        }
+        let Some(plan) = self.best.take() else {
+            return Some(match self.is_cut {
+                true => Offer::Spent,
+                false => Offer::Nothing,
+            });
+        };
+        // The node may have changed since it was looked at.
+        Some(match self.is_long {
+            true => {
+                let (uid, node, best) = (&self.uid, &plan.node, None);
+                look(Candidate { uid, node, best }, &mut budget.again())
+            }
+            false => Offer::Plan(plan),
+        })
     }
 }

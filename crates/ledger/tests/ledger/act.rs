@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Broken, Cause, Due, Ended, Ledger, Reserved, Shortage, Subject};
+use gpustow_ledger::{Cause, Ended, Ledger, Reserved, Shortage};
 
 /// See the module's documentation.
 pub(crate) trait Act {
     fn reclaim(&mut self, now: Duration);
     /// True if a reservation was given up.
     fn keep_reservations(&mut self, now: Duration) -> bool;
-    /// The pods for which others may be preempted.
+    /// The pods for which others are preempted since this look.
     fn fragmented(&mut self, now: Duration) -> Vec<Arc<PodFacts>>;
-    fn preempt_fragmented(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool;
-    fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>>;
-    fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool;
-    fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>>;
-    fn empty_node(&mut self, of: &Arc<str>, broken: Broken<'_>, most: usize, now: Duration)
-    -> bool;
+    fn preempts_for(&self, uid: &str, now: Duration) -> bool;
+    /// The pod for which others may be moved, at most so many.
+    fn defragment(&mut self, most: usize, now: Duration) -> Option<Arc<PodFacts>>;
+    /// The node that begins to be emptied.
+    fn empty(&mut self, most: usize, now: Duration) -> Option<Arc<str>>;
     fn reclaims(&self, now: Duration) -> Vec<Reserved>;
     fn reservations(&self) -> Vec<Reserved>;
     fn reservation(&self, uid: &str) -> Option<Reserved>;
@@ -44,46 +43,23 @@ impl Act for Ledger {
 
     fn fragmented(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
         self.look(Cause::Defragment, 0, now);
-        let due = self.look(Cause::Preempt, 0, now).into_iter();
-        due.filter_map(pod_of).collect()
+        new_for(self, Cause::Preempt, 0, now)
     }
 
-    fn preempt_fragmented(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
-        let due = due(self, Cause::Preempt, uid);
-        due.is_some_and(|due| self.choose(&due, broken, 0, now))
+    fn preempts_for(&self, uid: &str, now: Duration) -> bool {
+        let mut all = self.reserved(Cause::Preempt, now).into_iter();
+        all.any(|it| *it.pod.uid == *uid)
     }
 
-    fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let mut due = self.look(Cause::Defragment, usize::MAX, now).into_iter();
-        due.find_map(pod_of)
+    fn defragment(&mut self, most: usize, now: Duration) -> Option<Arc<PodFacts>> {
+        new_for(self, Cause::Defragment, most, now).pop()
     }
 
-    fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        let due = due(self, Cause::Defragment, uid);
-        due.is_some_and(|due| self.choose(&due, broken, most, now))
-    }
-
-    fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
-        let due = self.look(Cause::Defragment, usize::MAX, now).into_iter();
-        let mut nodes = due.filter_map(|due| match due.subject {
-            Subject::Pod(_) => None,
-            Subject::Node(node) => Some(node),
-        });
-        nodes.next()
-    }
-
-    fn empty_node(
-        &mut self,
-        of: &Arc<str>,
-        broken: Broken<'_>,
-        most: usize,
-        now: Duration,
-    ) -> bool {
-        let due = Due {
-            cause: Cause::Defragment,
-            subject: Subject::Node(of.clone()),
-        };
-        self.choose(&due, broken, most, now)
+    fn empty(&mut self, most: usize, now: Duration) -> Option<Arc<str>> {
+        let before = self.emptying(now).map(|it| it.node);
+        self.look(Cause::Defragment, most, now);
+        let node = self.emptying(now)?.node;
+        (before.as_ref() != Some(&node)).then_some(node)
     }
 
     fn reclaims(&self, now: Duration) -> Vec<Reserved> {
@@ -112,14 +88,11 @@ impl Act for Ledger {
     }
 }
 
-fn pod_of(due: Due) -> Option<Arc<PodFacts>> {
-    match due.subject {
-        Subject::Pod(pod) => Some(pod),
-        Subject::Node(_) => None,
-    }
-}
-
-fn due(ledger: &Ledger, cause: Cause, uid: &str) -> Option<Due> {
-    let subject = Subject::Pod(ledger.pod(uid)?);
-    Some(Due { cause, subject })
+/// For which pods this look reserves room.
+fn new_for(ledger: &mut Ledger, means: Cause, most: usize, now: Duration) -> Vec<Arc<PodFacts>> {
+    let before = ledger.reserved(means, now);
+    ledger.look(means, most, now);
+    let is_new = |it: &Reserved| before.iter().all(|known| known.pod.uid != it.pod.uid);
+    let all = ledger.reserved(means, now).into_iter().filter(is_new);
+    all.map(|it| it.pod).collect()
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::instances::{Instance, OnDemand, Profile};
+use gpustow_api::intree::Label;
 use gpustow_api::limit::Enforce;
-use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts, names};
+use gpustow_api::{Asks, Assignment, DisruptionBudget, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Ask, Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
@@ -32,8 +33,24 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
             ..Request::default()
         }),
         containers,
+        labels: Arc::new([Label::new("uid", uid)]),
         ..PodFacts::new("default", uid, uid)
     }
+}
+
+/// One disruption budget covers these pods: so many of them may end.
+pub(crate) fn protect<U: AsRef<str>>(ledger: &mut Ledger, uids: &[U], allowed: usize) {
+    let uids: Vec<&str> = uids.iter().map(AsRef::as_ref).collect();
+    let selector =
+        json!({ "matchExpressions": [{ "key": "uid", "operator": "In", "values": uids }] });
+    let budget = json!({
+        "metadata": { "name": "protects", "namespace": "default" },
+        "spec": { "selector": selector }, "status": { "disruptionsAllowed": allowed,
+            "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0 },
+    });
+    let budget = serde_json::from_value(budget);
+    assert!(budget.is_ok(), "{budget:?}");
+    ledger.reset_budgets(budget.iter().map(DisruptionBudget::of).collect());
 }
 
 /// The same pod, whose request is changed like this.

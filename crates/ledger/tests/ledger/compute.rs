@@ -165,7 +165,7 @@ fn preemption_ends_those_who_hold_compute() {
         priority: 10,
         ..computing(pod("high", 10), 60)
     };
-    let victims = ledger.preempt(&high, "a", &[], &|_| false, &mut ledger.budget(), at(0));
+    let victims = ledger.preempt(&high, "a", &[], &mut ledger.budget(), at(0));
     let uids = victims.map(|victims: Victims| victims.uids);
     assert_eq!(uids, Some(vec!["large".into()]));
 }

@@ -66,7 +66,7 @@ fn chosen(ledger: &mut Ledger, p: &PodFacts) {
     offer_all(ledger, at(0));
     ledger.fragmented(at(0));
     assert_eq!(ledger.fragmented(at(3)).len(), 1);
-    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempts_for("p", at(3)));
     let victims = ledger.preemptions(at(3));
     assert_eq!(*victims[0].victims[0].uid, *"x");
 }
@@ -118,7 +118,7 @@ fn preempt_sees_that_room_is_kept_for_a_pod_of_the_same_anti_affinity_group() {
     });
     let fits = |pod: &PodFacts| {
         let budget = &mut ledger.budget();
-        let victims = ledger.preempt(pod, "a", &[], &|_| false, budget, at(1));
+        let victims = ledger.preempt(pod, "a", &[], budget, at(1));
         victims.is_some()
     };
     assert!(fits(&pod("q", 50)));
@@ -153,8 +153,7 @@ fn emptied_node_sends_replicas_to_gpus_that_they_need_not_share() {
         ledger.apply_pod(bound("y", "b", "b-0", 60));
         ledger.tell_time(100_000);
         ledger.fragmented(at(0));
-        let node = ledger.due_to_empty(at(0));
-        let begun = node.is_some_and(|node| ledger.empty_node(&node, &|_| Vec::new(), 3, at(0)));
+        let begun = ledger.empty(3, at(0)).is_some();
         assert_eq!(begun, planned > 0, "{cards} GPUs");
         let mut places = places(&ledger, 0);
         places.sort();

@@ -1,12 +1,10 @@
 //! Nearly empty nodes whose pods move to fuller ones.
 
-use std::sync::Arc;
-
 use gpustow_api::{Group, NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, pod, report};
+use crate::build::{at, bound, card, choose, node, pod, protect, report};
 use crate::fragmented::leaving;
 use crate::moving::on;
 
@@ -66,9 +64,8 @@ fn replacement(uid: &str, mib: u64) -> PodFacts {
 
 /// The node that begins to be emptied, if so many pods may be evicted and budgets protect none.
 fn begins(ledger: &mut Ledger, most: usize, second: u64) -> Option<String> {
-    let node = ledger.due_to_empty(at(second))?;
-    let begun = ledger.empty_node(&node, &|_| Vec::new(), most, at(second));
-    begun.then(|| node.to_string())
+    let node = ledger.empty(most, at(second))?;
+    Some(node.to_string())
 }
 
 /// Who is to be evicted still, and from where.
@@ -191,13 +188,11 @@ fn node_stays_as_it_is_if_not_all_replacements_fit_at_the_same_time() {
 fn no_node_is_emptied_beyond_the_rate_or_against_a_budget() {
     let mut ledger = nearly_empty();
     assert_eq!(begins(&mut ledger, 0, 0), None);
-    let protects = |pods: &[Arc<PodFacts>]| pods.iter().map(|pod| pod.uid.clone()).collect();
-    assert_eq!(begins(&mut ledger, 9, 1), None);
+    protect(&mut ledger, &["x"], 0);
+    assert_eq!(begins(&mut ledger, 9, 0), None);
+    protect(&mut ledger, &["x"], 1);
     // The next round begins after a minute.
-    let due = ledger.due_to_empty(at(60)).unwrap();
-    assert!(!ledger.empty_node(&due, &protects, 9, at(60)));
-    assert_eq!(emptying(&ledger, 60), None);
-    assert_eq!(begins(&mut ledger, 9, 61), None);
+    assert_eq!(begins(&mut ledger, 9, 59), None);
     look(&mut ledger, 120);
     assert_eq!(begins(&mut ledger, 1, 120).as_deref(), Some("a"));
 }
@@ -342,7 +337,7 @@ fn one_look_at_nodes_costs_no_more_with_five_hundred_than_with_fifty() {
         let (mut most, mut looked) = (0, 0);
         for second in 0..60 {
             let before = ledger.work();
-            ledger.due_to_empty(at(second));
+            ledger.empty(9, at(second));
             most = most.max(ledger.work() - before);
             looked += ledger.work() - before;
         }

@@ -68,9 +68,7 @@ pub(crate) fn first_decision(
     seconds: std::ops::Range<u64>,
 ) -> Option<(u64, String, String, Vec<String>)> {
     for second in seconds {
-        for pod in ledger.fragmented(at(second)) {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-        }
+        ledger.fragmented(at(second));
         if let Some(it) = ledger.preemptions(at(second)).first() {
             let (pod, node) = (it.pod.uid.to_string(), it.node.to_string());
             return Some((second, pod, node, named(&it.victims)));
@@ -340,13 +338,8 @@ fn looks(nodes: usize, gpus: u32) -> (u64, u64) {
             offer_all(&mut ledger, at(second));
         }
         let before = ledger.work();
-        let due = ledger.fragmented(at(second));
+        ledger.fragmented(at(second));
         most = most.max(ledger.work() - before);
-        for pod in due {
-            let before = ledger.work();
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-            most = most.max(ledger.work() - before);
-        }
         if !ledger.preemptions(at(second)).is_empty() {
             return (most, second);
         }

@@ -8,7 +8,7 @@ use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
 use crate::build::{
-    asking, at, bound, card, choose, configured, node, offer_all, pod, report, used,
+    asking, at, bound, card, choose, configured, node, offer_all, pod, protect, report, used,
 };
 use crate::model::Random;
 
@@ -59,16 +59,6 @@ pub(crate) fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
     pods.iter().map(|pod| pod.uid.to_string()).collect()
 }
 
-/// Decides for the pod and says where, and who is to end.
-fn decide(ledger: &mut Ledger, uid: &str, protected: &[&str], second: u64) -> Vec<String> {
-    let broken = |pods: &[Arc<PodFacts>]| {
-        let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
-        broken.map(|pod| pod.uid.clone()).collect()
-    };
-    ledger.preempt_fragmented(uid, &broken, at(second));
-    victims(ledger, uid, second)
-}
-
 fn victims(ledger: &Ledger, uid: &str, second: u64) -> Vec<String> {
     let all = ledger.preemptions(at(second));
     let of_it = all.iter().filter(|it| *it.pod.uid == *uid);
@@ -93,7 +83,7 @@ pub(crate) fn fragmented() -> Ledger {
 fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
     let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 3), ["p"]);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
     // Not twice for one shortage.
     assert!(ledger.fragmented(at(4)).is_empty());
     ledger.apply_pod(leaving(holder("x", "a-0", 40, 1, 5)));
@@ -111,7 +101,7 @@ fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
 fn what_a_later_pod_would_take_of_the_room_stays_free_while_victims_end() {
     let mut ledger = fragmented();
     due(&mut ledger, 3);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
     // 60 are free on a-0, of which 40 are the pod's beside what x leaves.
     assert!(choose(&mut ledger, &pod("small", 61), &["a"], at(3)).is_empty());
     assert_eq!(choose(&mut ledger, &pod("other", 20), &["a"], at(3)), ["a"]);
@@ -146,10 +136,7 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
         change(&mut pod);
         ledger.apply_pod(pod);
         assert!(due(&mut ledger, 3).is_empty(), "change {index}");
-        assert!(
-            decide(&mut ledger, "p", &[], 3).is_empty(),
-            "change {index}"
-        );
+        assert!(victims(&ledger, "p", 3).is_empty(), "change {index}");
     }
 }
 
@@ -175,7 +162,7 @@ fn a_victim_that_ends_by_itself_spares_the_others() {
     ledger.apply_pod(holder("firm", "a-1", 40, 10, 0));
     ledger.apply_pod(waits("p", 65));
     due(&mut ledger, 3);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["two", "three"]);
+    assert_eq!(victims(&ledger, "p", 3), ["two", "three"]);
     // One that was not chosen goes: one of the chosen is enough.
     ledger.delete_pod("one");
     assert_eq!(victims(&ledger, "p", 4), ["three"]);
@@ -202,7 +189,7 @@ fn of_equal_pods_the_one_that_started_last_ends() {
     }
     ledger.apply_pod(waits("p", 80));
     due(&mut ledger, 3);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["late"]);
+    assert_eq!(victims(&ledger, "p", 3), ["late"]);
 }
 
 #[test]
@@ -216,30 +203,30 @@ fn two_pods_and_one_card_one_gets_it_and_nobody_ends_for_the_other() {
         ..waits("q", 80)
     });
     assert_eq!(due(&mut ledger, 3), ["p"]);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
     for second in [4, 8, 12] {
         assert!(ledger.fragmented(at(second)).is_empty());
     }
-    assert!(decide(&mut ledger, "q", &[], 12).is_empty());
+    assert!(victims(&ledger, "q", 12).is_empty());
     // The first one goes: the room is the second one's, if it is still to be made.
     ledger.delete_pod("p");
     assert!(!is_kept(&ledger, "p"));
     assert_eq!(named(&ledger.fragmented(at(20))), ["q"]);
-    assert_eq!(decide(&mut ledger, "q", &[], 20), ["x"]);
+    assert_eq!(victims(&ledger, "q", 20), ["x"]);
 }
 
 #[test]
 fn room_that_does_not_come_or_is_of_no_use_is_given_up_and_not_made_again_there() {
     let mut ledger = fragmented();
     due(&mut ledger, 3);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
     ledger.apply_gpunode("a", report(&[card("a-0", 100), card("a-1", 100)]), at(62));
     assert!(ledger.fragmented(at(62)).is_empty());
     assert!(is_kept(&ledger, "p"));
     ledger.fragmented(at(63));
     assert!(!is_kept(&ledger, "p"));
     assert!(ledger.fragmented(at(70)).is_empty());
-    assert!(decide(&mut ledger, "p", &[], 70).is_empty());
+    assert!(victims(&ledger, "p", 70).is_empty());
 }
 
 #[test]
@@ -253,7 +240,7 @@ fn room_is_reserved_until_the_agent_reports_that_pods_which_terminated_use_none_
         let mut ledger = fragmented();
         ledger.apply_gpunode("a", in_use(70), at(1));
         due(&mut ledger, 3);
-        assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+        assert_eq!(victims(&ledger, "p", 3), ["x"]);
         ledger.delete_pod("x");
         ledger.apply_gpunode("a", in_use(if ends { 0 } else { 70 }), at(62));
         ledger.fragmented(at(62));
@@ -277,7 +264,7 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
     }
     ledger.apply_pod(waits("p", 80));
     due(&mut ledger, 3);
-    let mut chosen = vec![(3, decide(&mut ledger, "p", &[], 3))];
+    let mut chosen = vec![(3, victims(&ledger, "p", 3))];
     for second in 4..700 {
         for node in nodes {
             let cards = [0, 1].map(|at| card(&format!("{node}-{at}"), 100));
@@ -289,7 +276,7 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
             offer_all(&mut ledger, at(second));
         }
         if !ledger.fragmented(at(second)).is_empty() {
-            chosen.push((second, decide(&mut ledger, "p", &[], second)));
+            chosen.push((second, victims(&ledger, "p", second)));
         }
     }
     // Each is given up after 60 s; then come pauses of 60, 120 and 240 s, and a second in which kube-scheduler has its chance.
@@ -305,10 +292,10 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
 fn nobody_ends_by_a_stale_report() {
     let mut ledger = fragmented();
     assert!(due(&mut ledger, 1000).is_empty());
-    assert!(decide(&mut ledger, "p", &[], 1000).is_empty());
+    assert!(victims(&ledger, "p", 1000).is_empty());
     let mut ledger = fragmented();
     due(&mut ledger, 3);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
     assert!(victims(&ledger, "p", 1000).is_empty());
 }
 
@@ -319,7 +306,7 @@ fn the_report_of_a_node_that_is_gone_is_no_room_and_nobody_ends_there() {
     ledger.apply_gpunode("gone", report(&[card("gone-0", 100)]), at(0));
     ledger.fragmented(at(0));
     assert_eq!(named(&ledger.fragmented(at(3))), ["p"]);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["x"]);
 }
 
 #[test]
@@ -327,7 +314,7 @@ fn those_who_leave_already_are_waited_for() {
     let mut ledger = fragmented();
     ledger.apply_pod(leaving(holder("y", "a-1", 40, 2, 5)));
     assert!(due(&mut ledger, 3).is_empty());
-    assert!(decide(&mut ledger, "p", &[], 3).is_empty());
+    assert!(victims(&ledger, "p", 3).is_empty());
     assert!(!is_kept(&ledger, "p"));
 }
 
@@ -340,7 +327,7 @@ fn a_successor_goes_on_where_room_was_kept() {
         ..waits("p", 80)
     });
     assert_eq!(due(&mut ledger, 3), ["p"]);
-    assert!(decide(&mut ledger, "p", &[], 3).is_empty());
+    assert!(victims(&ledger, "p", 3).is_empty());
     assert!(is_kept(&ledger, "p"));
     ledger.delete_pod("y");
     assert!(choose(&mut ledger, &waits("late", 80), &["a"], at(4)).is_empty());
@@ -360,7 +347,7 @@ fn whoever_asks_for_several_cards_gets_them_on_one_node() {
     };
     ledger.apply_pod(asks);
     assert_eq!(due(&mut ledger, 3), ["p"]);
-    assert_eq!(decide(&mut ledger, "p", &[], 3), ["y", "x"]);
+    assert_eq!(victims(&ledger, "p", 3), ["y", "x"]);
 }
 
 #[test]
@@ -370,8 +357,9 @@ fn of_two_cards_the_budgets_decide_first_then_priorities_then_ages() {
         pods.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
         ledger.apply_pod(holder("firm", "b-0", 95, 10, 0));
         ledger.apply_pod(waits("p", 80));
+        protect(&mut ledger, protected, 0);
         due(&mut ledger, 3);
-        decide(&mut ledger, "p", protected, 3)
+        victims(&ledger, "p", 3)
     };
     let x = |priority, created| holder("x", "a-0", 40, priority, created);
     let y = |priority, created| holder("y", "a-1", 40, priority, created);
@@ -436,7 +424,7 @@ fn against_every_set(random: &mut Random) -> bool {
     offer_all(&mut ledger, at(0));
     ledger.fragmented(at(0));
     ledger.fragmented(at(3));
-    let chosen = decide(&mut ledger, "p", &[], 3);
+    let chosen = victims(&ledger, "p", 3);
     let of_uid = |uid: &String| taken.get(uid.trim_start_matches('v').parse::<usize>().ok()?);
     let count = chosen.len();
     let chosen: Vec<&Held> = chosen.iter().filter_map(of_uid).collect();

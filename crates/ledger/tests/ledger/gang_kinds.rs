@@ -14,9 +14,7 @@ use crate::gang_victims::{holder, in_group, ledger, pod_group, preemptions, set}
 /// Looks for some seconds; who finishes then, and for whom.
 fn looks(ledger: &mut Ledger, seconds: std::ops::Range<u64>) -> Vec<(String, String)> {
     for second in seconds {
-        for pod in ledger.fragmented(at(second)) {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-        }
+        ledger.fragmented(at(second));
         let all = preemptions(ledger, second).into_iter();
         let each = all.flat_map(|it| {
             let whom = it.pod.uid.to_string();

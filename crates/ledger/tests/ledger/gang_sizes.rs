@@ -40,9 +40,7 @@ fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> An
         assert_eq!(answer.nodes.is_empty(), answer.shortfall.is_some());
         // Preemption for it looks at all of them, too, or says that it does not.
         for second in 0..3 {
-            for pod in ledger.fragmented(at(second)) {
-                ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-            }
+            ledger.fragmented(at(second));
         }
         let refused = answer.shortfall.is_some() && min_count <= pods.len();
         assert!(!refused || pods.len() <= 256 || !ledger.searches_cut().is_empty());

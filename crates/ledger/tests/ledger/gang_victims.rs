@@ -1,7 +1,6 @@
 //! Who finishes for a gang of higher priority.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
@@ -10,7 +9,9 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, configured, node, offer_all, pod, report, used};
+use crate::build::{
+    at, bound, card, choose, configured, node, offer_all, pod, protect, report, used,
+};
 
 pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
@@ -64,14 +65,9 @@ fn gang(ledger: &mut Ledger, min_count: usize, sizes: &[u64]) -> Vec<PodFacts> {
 /// Whom the ledger names at the third second, once it has decided. No two of the protected may finish.
 fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<String> {
     offer_all(ledger, at(0));
+    protect(ledger, protected, most);
     assert!(ledger.fragmented(at(0)).is_empty());
-    let broken = |pods: &[Arc<PodFacts>]| {
-        let covered = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
-        covered.map(|pod| pod.uid.clone()).skip(most).collect()
-    };
-    for pod in ledger.fragmented(at(3)) {
-        ledger.preempt_fragmented(&pod.uid, &broken, at(3));
-    }
+    ledger.fragmented(at(3));
     victims(ledger, 3)
 }
 
@@ -196,9 +192,7 @@ fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
     ledger.apply_pod(holder("y", "a-1", 100, 1));
     gang(&mut ledger, 2, &[100, 100]);
     assert!(ledger.fragmented(at(0)).is_empty());
-    for pod in ledger.fragmented(at(3)) {
-        ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(3));
-    }
+    ledger.fragmented(at(3));
     assert_eq!(victims(&ledger, 3), set(&["x", "y"]));
 }
 
@@ -219,9 +213,7 @@ fn gangs_of_2_to_16_pods_preempt_as_many_pods_on_nodes_as_large() {
             let wanted = wanted.min(nodes * cards.len());
             gang(&mut ledger, wanted, &vec![100; wanted]);
             let helped = (0..10).any(|second| {
-                for pod in ledger.fragmented(at(second)) {
-                    ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-                }
+                ledger.fragmented(at(second));
                 victims(&ledger, second).len() == wanted
             });
             assert!(helped, "{wanted} pods on {nodes} nodes with {gpus} GPUs");

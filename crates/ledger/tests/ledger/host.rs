@@ -71,7 +71,7 @@ fn preemption_keeps_cpu_and_host_memory_of_the_node() {
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
     ledger.fragmented(at(0));
     assert_eq!(ledger.fragmented(at(3)).len(), 1);
-    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempts_for("p", at(3)));
     others_get_the_rest(&mut ledger, 3);
     // While the victim terminates, and when it is gone.
     ledger.apply_pod(PodFacts {
@@ -100,7 +100,7 @@ fn preemption_lets_others_have_cpu_that_its_victims_leave() {
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
     ledger.fragmented(at(0));
     ledger.fragmented(at(3));
-    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempts_for("p", at(3)));
     // 2,000 m are free, and 2,000 will be.
     assert!(gets(&mut ledger, &cpu(2_000, pod("late", 10)), 3));
 }
@@ -120,8 +120,8 @@ fn a_node_is_planned_for_no_more_pods_than_its_cpu_takes() {
     }
     ledger.fragmented(at(0));
     ledger.fragmented(at(3));
-    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
-    assert!(!ledger.preempt_fragmented("q", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempts_for("p", at(3)));
+    assert!(!ledger.preempts_for("q", at(3)));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     for (milli, fits) in [(1_000, true), (1_001, false)] {
         let late = cpu(milli, pod("late", 10));
         let mut budget = ledger.budget();
-        let victims = ledger.preempt(&late, "a", &[], &|_| false, &mut budget, at(1));
+        let victims = ledger.preempt(&late, "a", &[], &mut budget, at(1));
         assert_eq!(victims.is_some(), fits, "{milli}");
     }
 

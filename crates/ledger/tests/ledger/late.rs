@@ -170,9 +170,7 @@ fn pod_fits_where_the_extender_preempts_for_it_though_the_victim_does_not_termin
     ledger.apply_pod(waits.clone());
     offer_all(&mut ledger, at(0));
     for second in 0..3 {
-        for pod in ledger.fragmented(at(second)) {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-        }
+        ledger.fragmented(at(second));
     }
     assert_eq!(ledger.preemptions(at(2)).len(), 1);
     assert!(!ledger.fits_without(&waits, "a", &[], false, at(2)));

@@ -190,7 +190,7 @@ fn preemption_ends_the_pod_whose_slices_are_in_the_way() {
         priority: 10,
         ..isolated(pod("high", 20))
     };
-    let victims = ledger.preempt(&high, "a", &[], &|_| false, &mut ledger.budget(), at(0));
+    let victims = ledger.preempt(&high, "a", &[], &mut ledger.budget(), at(0));
     let uids = victims.map(|victims: Victims| victims.uids);
     assert_eq!(uids, Some(vec!["left".into()]));
 }

@@ -1,12 +1,10 @@
 //! What is kept while pods move for one that waits for pieces.
 
-use std::sync::Arc;
-
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
+use crate::build::{at, bound, card, choose, node, offer_all, pod, protect, report};
 
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.
 fn fragmented() -> Ledger {
@@ -78,22 +76,18 @@ fn successor(uid: &str, mib: u64) -> PodFacts {
 /// Who is named at `second`, which is six seconds after kube-scheduler's call and the first look.
 fn due(ledger: &mut Ledger, second: u64) -> Option<String> {
     offer_all(ledger, at(second - 6));
-    let first = ledger.due_to_move(at(second - 6));
+    let first = ledger.defragment(5, at(second - 6));
     assert!(first.is_none(), "named at the first look: {first:?}");
-    let due = ledger.due_to_move(at(second));
+    let due = ledger.defragment(5, at(second));
     due.map(|pod| pod.uid.to_string())
 }
 
 /// Decides for `p` while budgets protect these, and so many may move.
 fn decide(ledger: &mut Ledger, protected: &[&str], most: usize, second: u64) -> bool {
     offer_all(ledger, at(second - 6));
-    ledger.due_to_move(at(second - 6));
-    ledger.due_to_move(at(second));
-    let broken = |pods: &[Arc<PodFacts>]| {
-        let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
-        broken.map(|pod| pod.uid.clone()).collect()
-    };
-    ledger.move_for("p", &broken, most, at(second))
+    protect(ledger, protected, 0);
+    ledger.defragment(most, at(second - 6));
+    ledger.defragment(most, at(second)).is_some()
 }
 
 /// Who moves still for `p`, and where it is to go.
@@ -116,10 +110,9 @@ pub(crate) fn on(node: &str, who: &[&str]) -> Option<(String, Vec<String>)> {
 fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
-    assert!(decide(&mut ledger, &[], 1, 6));
     assert_eq!(moving(&mut ledger, 7), on("b", &["y"]));
     // One at a time, and nobody gets what is kept: 60 of a-0 for p's 80 are none of it, 30 for y's successor are.
-    assert!(ledger.due_to_move(at(60)).is_none());
+    assert!(ledger.defragment(5, at(60)).is_none());
     assert!(choose(&mut ledger, &waits("late", 40), &["a", "b"], at(7)).is_empty());
     assert_eq!(
         choose(&mut ledger, &waits("small", 25), &["a"], at(7)),
@@ -155,7 +148,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
 fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
     let mut off = Ledger::new(Config::default());
     off.apply_pod(waits("p", 80));
-    assert!(off.due_to_move(at(60)).is_none());
+    assert!(off.defragment(5, at(60)).is_none());
 
     assert!(!decide(&mut fragmented(), &[], 0, 6));
     let mut ledger = fragmented();
@@ -170,10 +163,10 @@ fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
 #[test]
 fn a_search_that_found_nothing_rests() {
     let mut ledger = fragmented();
-    assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
     assert!(!decide(&mut ledger, &["x", "y"], 5, 6));
-    assert!(ledger.due_to_move(at(30)).is_none());
-    assert!(ledger.due_to_move(at(36)).is_some());
+    protect(&mut ledger, &["x", "y"], 2);
+    assert!(ledger.defragment(5, at(30)).is_none());
+    assert!(ledger.defragment(5, at(36)).is_some());
 }
 
 #[test]
@@ -258,9 +251,7 @@ fn first_move(
                 assert!(choose(ledger, &waits("p", 80), offered, at(second)).is_empty());
             }
         }
-        if let Some(pod) = ledger.due_to_move(at(second))
-            && ledger.move_for(&pod.uid, &|_| Vec::new(), 5, at(second))
-        {
+        if ledger.defragment(5, at(second)).is_some() {
             let (node, _) = moving(ledger, second)?;
             return Some((second, node));
         }
@@ -364,12 +355,8 @@ fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
                 offer_all(&mut ledger, at(second));
             }
             let before = ledger.work();
-            let due = ledger.due_to_move(at(second));
-            let asked = ledger.work();
-            if let Some(pod) = due {
-                ledger.move_for(&pod.uid, &|_| Vec::new(), 5, at(second));
-            }
-            most = most.max(asked - before).max(ledger.work() - asked);
+            ledger.defragment(5, at(second));
+            most = most.max(ledger.work() - before);
             looked += ledger.work() - before;
         }
         assert!(looked > 0);
@@ -427,15 +414,10 @@ fn pods_that_budgets_protect_keep_no_other_from_moving() {
     let sizes: Vec<u64> = (0..30).map(|index| 21 + index).collect();
     let mut ledger = each_with_one(&sizes);
     let protected: Vec<String> = (0..29).map(|index| format!("p{index:02}")).collect();
-    let protected: Vec<&str> = protected.iter().map(|uid| &**uid).collect();
-    let broken = |pods: &[Arc<PodFacts>]| {
-        let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
-        broken.map(|pod| pod.uid.clone()).collect()
-    };
+    protect(&mut ledger, &protected, 0);
     let moved = (0..120).find(|&second| {
         offer_all(&mut ledger, at(second));
-        ledger.due_to_move(at(second));
-        ledger.move_for("p", &broken, 100, at(second))
+        ledger.defragment(100, at(second)).is_some()
     });
     let moves = moved.and_then(|second| moving(&mut ledger, second));
     assert_eq!(moves, on("n29", &["p29"]), "{moved:?}");

@@ -79,7 +79,7 @@ fn a_preemptor_makes_room_beside_those_nominated_before_it() {
     ledger.apply_pod(bound("low", "a", "a-0", 30));
     ledger.apply_pod(nominated("first", 40, 5));
     let second = with_priority("second", 50, 5);
-    let victims = ledger.preempt(&second, "a", &[], &|_| false, &mut ledger.budget(), at(0));
+    let victims = ledger.preempt(&second, "a", &[], &mut ledger.budget(), at(0));
     let uids = victims.map(|victims| victims.uids);
     assert_eq!(uids, Some(vec!["low".into()]));
 }
@@ -297,9 +297,7 @@ fn pod_whose_nomination_is_over_is_helped_elsewhere() {
             ledger.apply_gpunode(name, report, now);
         }
         offer_all(&mut ledger, now);
-        for pod in ledger.fragmented(now) {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), now);
-        }
+        ledger.fragmented(now);
         ledger.preemptions(now).iter().any(|it| *it.node == *"b")
     });
     assert!(

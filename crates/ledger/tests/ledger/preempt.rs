@@ -5,7 +5,9 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Victims};
 
-use crate::build::{asking, at, bound, card, choose, ledger, node, pod, report, requesting};
+use crate::build::{
+    asking, at, bound, card, choose, ledger, node, pod, protect, report, requesting,
+};
 use crate::fragmented::{fragmented, named, waits};
 
 /// A bound pod of that priority, started then.
@@ -17,20 +19,14 @@ fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFa
     }
 }
 
-fn preempt(ledger: &Ledger, mib: u64, victims: &[&str], protected: &[&str]) -> Option<Victims> {
+fn preempt(ledger: &mut Ledger, mib: u64, victims: &[&str], protected: &[&str]) -> Option<Victims> {
+    protect(ledger, protected, 0);
     let pod = PodFacts {
         priority: 10,
         ..pod("p", mib)
     };
     let victims: Vec<Arc<str>> = victims.iter().map(|uid| (*uid).into()).collect();
-    ledger.preempt(
-        &pod,
-        "a",
-        &victims,
-        &|uid| protected.contains(&uid),
-        &mut ledger.budget(),
-        at(0),
-    )
+    ledger.preempt(&pod, "a", &victims, &mut ledger.budget(), at(0))
 }
 
 fn chosen(victims: Option<Victims>) -> Option<(Vec<String>, i64)> {
@@ -47,7 +43,10 @@ fn nobody_else_goes_if_the_given_victims_suffice() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
     ledger.apply_pod(holder("y", "a-0", 50, 0, 0));
-    assert_eq!(preempt(&ledger, 50, &["x"], &[]), Some(Victims::default()));
+    assert_eq!(
+        preempt(&mut ledger, 50, &["x"], &[]),
+        Some(Victims::default())
+    );
 }
 
 #[test]
@@ -59,9 +58,12 @@ fn preempt_offers_no_node_where_a_victim_should_be_gone_by_now() {
         ..holder("x", "a-0", 50, 0, 0)
     });
     ledger.tell_time(1_055);
-    assert_eq!(preempt(&ledger, 60, &["x"], &[]), Some(Victims::default()));
+    assert_eq!(
+        preempt(&mut ledger, 60, &["x"], &[]),
+        Some(Victims::default())
+    );
     ledger.tell_time(1_060);
-    assert_eq!(preempt(&ledger, 60, &["x"], &[]), None);
+    assert_eq!(preempt(&mut ledger, 60, &["x"], &[]), None);
 }
 
 #[test]
@@ -72,7 +74,7 @@ fn others_are_added_on_the_card_where_they_help_and_nobody_needless() {
     ledger.apply_pod(holder("y", "a-0", 40, 1, 0));
     ledger.apply_pod(holder("firm", "a-1", 90, 10, 0));
     assert_eq!(
-        chosen(preempt(&ledger, 100, &["x"], &[])),
+        chosen(preempt(&mut ledger, 100, &["x"], &[])),
         Some((vec!["y".into()], 0))
     );
 }
@@ -84,7 +86,7 @@ fn the_unprotected_go_first_then_low_priority_then_the_youngest() {
     ledger.apply_pod(holder("high", "a-0", 25, 2, 9));
     ledger.apply_pod(holder("old", "a-0", 25, 1, 1));
     ledger.apply_pod(holder("young", "a-0", 25, 1, 2));
-    let order = |mib| chosen(preempt(&ledger, mib, &[], &["guarded"]));
+    let mut order = |mib| chosen(preempt(&mut ledger, mib, &[], &["guarded"]));
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(order(25), Some((names(&["young"]), 0)));
     assert_eq!(order(50), Some((names(&["young", "old"]), 0)));
@@ -105,9 +107,9 @@ fn equals_and_those_that_leave_already_are_not_evicted() {
         ..leaving
     });
     assert!(ledger.evictable("a", 10).is_empty());
-    assert_eq!(preempt(&ledger, 50, &[], &[]), None);
+    assert_eq!(preempt(&mut ledger, 50, &[], &[]), None);
     assert_eq!(
-        preempt(&ledger, 50, &["leaving"], &[]),
+        preempt(&mut ledger, 50, &["leaving"], &[]),
         Some(Victims::default())
     );
 }
@@ -116,9 +118,9 @@ fn equals_and_those_that_leave_already_are_not_evicted() {
 fn a_request_larger_than_any_card_evicts_nobody() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
-    assert_eq!(preempt(&ledger, 101, &["x"], &[]), None);
+    assert_eq!(preempt(&mut ledger, 101, &["x"], &[]), None);
     assert_eq!(
-        preempt(&ledger, 100, &[], &[]).map(|v| v.uids.len()),
+        preempt(&mut ledger, 100, &[], &[]).map(|v| v.uids.len()),
         Some(1)
     );
 }
@@ -130,11 +132,12 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
     ledger.apply_pod(holder("firm", "a-0", 50, 10, 0));
     ledger.apply_pod(holder("y", "a-1", 60, 0, 0));
     // By the node's sum x is enough: 40 + 50 are free then, but on no card.
-    let added = preempt(&ledger, 60, &["x"], &[]).expect("room");
+    let added = preempt(&mut ledger, 60, &["x"], &[]).expect("room");
     assert_eq!(added.uids, ["y".into()]);
     let spared = |pod: &PodFacts| {
         let mut budget = ledger.budget();
-        ledger.spared(pod, "a", &["x".into()], &added.uids, &mut budget, at(0))
+        let spared = ledger.spared(pod, "a", &["x".into()], &added.uids, &mut budget, at(0));
+        spared.uids
     };
     let p = pod("p", 60);
     assert_eq!(spared(&p), ["x".into()]);
@@ -158,7 +161,7 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
         &mut ledger.budget(),
         at(0),
     );
-    assert!(kept.is_empty());
+    assert!(kept.uids.is_empty());
 }
 
 /// What a call may spend on searches is spent: a node that it cannot judge is not offered.
@@ -185,18 +188,14 @@ fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
         ..asking("p", &[(1, 90), (1, 80)])
     };
     let mut budget = sparing.budget();
-    let mut offered = |node: &str, victims: &[Arc<str>]| {
-        sparing.preempt(&p, node, victims, &|_| false, &mut budget, at(0))
-    };
+    let mut offered =
+        |node: &str, victims: &[Arc<str>]| sparing.preempt(&p, node, victims, &mut budget, at(0));
     // One search, to its end, is what it may spend.
     assert_eq!(offered("a", &["xa".into()]), Some(Victims::default()));
     assert_eq!(offered("b", &["xb".into()]), None);
     // Another call has its own; but nobody is added whose eviction it cannot judge.
     let mut budget = sparing.budget();
-    assert_eq!(
-        sparing.preempt(&p, "b", &[], &|_| false, &mut budget, at(0)),
-        None
-    );
+    assert_eq!(sparing.preempt(&p, "b", &[], &mut budget, at(0)), None);
     // A pod on one card takes no search.
     let one = PodFacts {
         priority: 10,
@@ -205,7 +204,7 @@ fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
     let mut budget = sparing.budget();
     for name in ["a", "b"] {
         let victims = [format!("x{name}").into()];
-        let found = sparing.preempt(&one, name, &victims, &|_| false, &mut budget, at(0));
+        let found = sparing.preempt(&one, name, &victims, &mut budget, at(0));
         assert_eq!(found, Some(Victims::default()));
     }
 }

@@ -381,7 +381,7 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
     };
     assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
     let mut budget = ledger.budget();
-    let others = ledger.preempt(&free(&second), "a", &[], &|_| false, &mut budget, at(1));
+    let others = ledger.preempt(&free(&second), "a", &[], &mut budget, at(1));
     assert_eq!(others, Some(Victims::default()), "filter and preempt agree");
     assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
 }

@@ -338,9 +338,7 @@ fn preempt_has_its_turn_after_a_reclaim_in_vain() {
         uses(&mut ledger, "a", all, *second);
         refused(&mut ledger, &waits, *second);
         ledger.reclaim(at(*second));
-        for pod in ledger.fragmented(at(*second)) {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(*second));
-        }
+        ledger.fragmented(at(*second));
         !ledger.preemptions(at(*second)).is_empty()
     });
     assert!(second.is_some_and(|second| second >= 60), "{second:?}");

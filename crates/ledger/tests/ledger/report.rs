@@ -182,7 +182,7 @@ fn report_says_until_when_a_means_backs_off() {
         offer_all(&mut ledger, at(second));
         ledger.fragmented(at(second));
     }
-    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempts_for("p", at(3)));
     let pursuit = told(&ledger, waits(), Cause::Preempt, 4);
     let [Pursuit::WaitsFor { until, .. }] = &pursuit[..] else {
         panic!("no pod is evicted: {pursuit:?}");

@@ -38,7 +38,7 @@ fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
     );
     assert!(ledger.begin_bind(&p, "a", at(181)).is_err());
     assert_eq!(
-        ledger.preempt(&p, "a", &[], &|_| false, &mut ledger.budget(), at(181)),
+        ledger.preempt(&p, "a", &[], &mut ledger.budget(), at(181)),
         None
     );
     assert_eq!(ledger.rank(&p, &|_| true, &["a"], at(181)), [0]);

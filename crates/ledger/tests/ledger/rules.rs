@@ -170,7 +170,7 @@ fn preemption_counts_that_a_neighbour_is_gone() {
         ..apart("high", 10)
     };
     let budget = &mut ledger.budget();
-    let victims = ledger.preempt(&high, "a", &[], &|_| false, budget, at(1));
+    let victims = ledger.preempt(&high, "a", &[], budget, at(1));
     assert_eq!(victims.unwrap().uids, ["old".into()]);
 }
 

@@ -127,9 +127,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     });
     offer_all(&mut ledger, at(0));
     assert!(ledger.fragmented(at(0)).is_empty());
-    for named in ledger.fragmented(at(3)) {
-        ledger.preempt_fragmented(&named.uid, &|_| Default::default(), at(3));
-    }
+    ledger.fragmented(at(3));
     let all = ledger.preemptions(at(3)).into_iter();
     let victims = all.flat_map(|it| it.victims);
     let mut victims: Vec<String> = victims.map(|pod| pod.uid.to_string()).collect();

@@ -110,16 +110,8 @@ fn nobody_is_evicted_for_it() {
         priority: 10,
         ..pod("p", 60)
     };
-    let victims = |ledger: &Ledger| {
-        ledger.preempt(
-            &p,
-            "a",
-            &["x".into()],
-            &|_| false,
-            &mut ledger.budget(),
-            at(0),
-        )
-    };
+    let victims =
+        |ledger: &Ledger| ledger.preempt(&p, "a", &["x".into()], &mut ledger.budget(), at(0));
     assert_eq!(victims(&ledger), Some(Victims::default()));
     withhold(&mut ledger, &p);
     assert_eq!(victims(&ledger), None);

@@ -71,12 +71,8 @@ fn preempts(ledger: &mut Ledger, names: &[String], seconds: u64) -> (u64, Option
             offer_all(ledger, at(second));
         }
         note(ledger);
-        let due = ledger.fragmented(at(second));
+        ledger.fragmented(at(second));
         note(ledger);
-        for pod in due {
-            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
-            note(ledger);
-        }
         let all = ledger.preemptions(at(second));
         note(ledger);
         if all.iter().any(|it| !it.victims.is_empty()) {

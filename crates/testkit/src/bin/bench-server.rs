@@ -17,7 +17,6 @@ use gpustow_testkit::{
     Build, Case, ControlPlane, Extender, ExtenderOptions, Options, built, eventually, quantile,
     sorted,
 };
-use hyper::Request;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -90,8 +89,8 @@ async fn main() -> Result<()> {
         args.nodes, args.pods, args.calls, args.rare
     );
     println!(
-        "| build | resident, at most | /filter p50 / p99 | /preempt, {} candidates | Lists | \
-         /preempt that needs more victims | Lists | /metrics p50 / p99 | its series |\n|---|---|---|---|---|---|---|---|---|",
+        "| build | resident, at most | /filter p50 / p99 | /preempt, {} candidates | \
+         /preempt that needs more victims | /metrics p50 / p99 | its series |\n|---|---|---|---|---|---|---|",
         args.candidates
     );
     let mut others = Vec::new();
@@ -139,16 +138,13 @@ async fn measure(
     // For one card the victim suffices, for all of a node's cards it does not.
     for (cards, mib) in [(1, CARD - SHARE), (8, 8 * CARD)] {
         let body = preemption(case, first_pods, args.candidates, cards, mib);
-        let before = budget_lists(case).await?;
         let took = timed(args.rare, async |_| {
             let (_, answer) = extender.call("preempt", body.to_string()).await?;
             let kept = answer["NodeNameToMetaVictims"].as_object();
             ensure!(kept.is_some_and(|kept| !kept.is_empty()), "none: {answer}");
             Ok(())
         });
-        let took = took.await?;
-        let lists = budget_lists(case).await? - before;
-        preempts.push(format!("{took} | {:.1}", lists / args.rare as f64));
+        preempts.push(took.await?.to_string());
     }
     let scrapes = timed(args.rare, async |_| extender.metrics().await.map(drop));
     let scrapes = scrapes.await?;
@@ -346,19 +342,6 @@ fn preemption(
         },
         "NodeNameToMetaVictims": victims,
     })
-}
-
-/// Lists of disruption budgets that the API server has served.
-async fn budget_lists(case: &Case) -> Result<f64> {
-    let request = Request::get("/metrics").body(Vec::new())?;
-    let metrics = case.client.request_text(request).await?;
-    let counts = metrics.lines().filter(|line| {
-        line.starts_with("apiserver_request_total{")
-            && line.contains("resource=\"poddisruptionbudgets\"")
-            && line.contains("verb=\"LIST\"")
-    });
-    let count = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
-    Ok(counts.filter_map(count).sum())
 }
 
 /// One call of /filter for a pod that nobody binds.

@@ -142,10 +142,6 @@ impl Known<'_> {
             return true;
         }
         let is_asked = evidence == Evidence::Short || self.config.preempt_fragmented;
-        is_asked
-            && site.pod.preempts
-            && self
-                .preempt(site.pod, site.name, &[], &|_| false, budget)
-                .is_some()
+        is_asked && site.pod.preempts && self.preempt(site.pod, site.name, &[], budget).is_some()
     }
 }

@@ -15,7 +15,6 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
-use super::super::Broken;
 use super::Move;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
@@ -57,57 +56,50 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// The node for which it is to be decided now whether it is emptied: the emptiest with a plan.
-    pub(super) fn due(&mut self, parts: &Parts) -> Option<Arc<str>> {
+    /// Begins to empty the emptiest node with a plan that moves at most so many pods, of which disruption budgets protect none, and
+    /// keeps the room for all replacements.
+    pub(super) fn go_on(&mut self, parts: &mut Parts, most: usize) {
         let (sight, mut budget) = (parts.sight(), Budget::of_look());
         if !sight.may_begin_to_empty() {
-            return None;
+            return;
         }
-        let due = self.next(&sight, &mut budget);
-        sight.count_spent(budget.spent());
-        due
-    }
-
-    /// Begins to empty the node, and keeps the room for all replacements. False if more than `most` pods would be evicted, a
-    /// disruption budget protects one, or not all fit elsewhere any more.
-    pub(super) fn empty(
-        &mut self,
-        node: &Arc<str>,
-        broken: Broken<'_>,
-        most: usize,
-        parts: &mut Parts,
-    ) -> bool {
-        let (sight, mut budget) = (parts.sight(), Budget::of_look());
-        if !sight.may_begin_to_empty() {
-            return false;
-        }
-        let moves = sight.moves_off_node(node, &mut budget);
-        sight.count_spent(budget.spent());
-        let pods = |moves: &[Move]| moves.iter().map(|it| it.pod.clone()).collect::<Vec<_>>();
-        let may = |moves: &Vec<Move>| moves.len() <= most && broken(&pods(moves)).is_empty();
-        let Some(moves) = moves.filter(may) else {
-            return false;
+        let may = |moves: &[Move]| {
+            let pods = moves.iter().map(|it| &it.pod);
+            moves.len() <= most.min(sight.config.empty_at_once)
+                && sight.books.protected(pods).is_empty()
         };
-        parts.keep_replacements(moves, &Beneficiary::Node(node.clone()));
-        self.note(node.clone(), parts.now);
-        true
+        let next = self.next(&sight, may, &mut budget);
+        sight.count_spent(budget.spent());
+        if let Some(Emptying { node, moves }) = next {
+            parts.keep_replacements(moves, &Beneficiary::Node(node.clone()));
+            self.note(node, parts.now);
+        }
     }
 
-    fn next(&mut self, sight: &Known<'_>, budget: &mut Budget) -> Option<Arc<str>> {
+    fn next(
+        &mut self,
+        sight: &Known<'_>,
+        may: impl Fn(&[Move]) -> bool,
+        budget: &mut Budget,
+    ) -> Option<Emptying> {
         if self.left.is_empty() && self.next <= sight.now {
             self.next = sight.now + PAUSE;
             let rests = |name: &str| self.rests.get(name).is_some_and(|it| it.0 > sight.now);
             self.left = sight.nearly_empty(rests, budget);
         }
-        while let Some(name) = self.left.pop() {
+        while let Some(node) = self.left.pop() {
             let is_first = budget.is_whole();
-            if !budget.is_spent() && sight.moves_off_node(&name, budget).is_some() {
-                return Some(name);
+            let moves = match budget.is_spent() {
+                true => None,
+                false => sight.moves_off_node(&node, budget),
+            };
+            if let Some(moves) = moves.filter(|moves| may(moves)) {
+                return Some(Emptying { node, moves });
             }
             if budget.is_spent() {
                 // A node that a whole look is not enough for is left out.
                 if !is_first {
-                    self.left.push(name);
+                    self.left.push(node);
                 }
                 return None;
             }
@@ -154,11 +146,8 @@ impl Sight<'_> {
     /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
     /// disruptions, and which nodes rest, is not looked into.
     pub(crate) fn would_empty(&self) -> Option<Emptying> {
-        let mut budget = Budget::of_look();
-        let first = Rounds::default().next(self, &mut budget);
-        let node = first.filter(|_| self.may_empty())?;
-        let moves = self.moves_off_node(&node, &mut budget)?;
-        Some(Emptying { node, moves })
+        let first = Rounds::default().next(self, |_| true, &mut Budget::of_look());
+        first.filter(|_| self.may_empty())
     }
 
     fn may_begin_to_empty(&self) -> bool {

@@ -13,9 +13,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::preempt::KINDS;
-use super::{
-    Action, Broken, Demand, Demands, Makes, Means, Purpose, Reserved, Subject, still_evicts,
-};
+use super::{Action, Demand, Demands, Makes, Means, Purpose, Reserved, still_evicts};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::config::Config;
@@ -42,8 +40,6 @@ const PLANS: usize = 8;
 /// So long the pod waits for room that others leave, or could be made to leave: what has not come by then evidently does
 /// not help.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A plan that is not gone on with for so long is forgotten.
-const IDLE: Duration = Duration::from_secs(10);
 
 /// A pod that waits.
 #[derive(Debug)]
@@ -62,8 +58,8 @@ pub(crate) struct Defragment {
     /// Where the next look goes on among the kinds that wait.
     after: Option<Turn>,
     asking: Option<Asking>,
-    /// The pod that waits for pieces, and when its plan was gone on with.
-    planning: Option<(Planning, usize, Duration)>,
+    /// The search for moves for a pod that waits for pieces.
+    planning: Option<Planning>,
     emptied: Rounds,
 }
 
@@ -88,26 +84,21 @@ impl Means for Defragment {
         config.moves.then_some(Duration::ZERO)
     }
 
-    fn look(&mut self, parts: &mut Parts, most: usize) -> Vec<Subject> {
+    fn look(&mut self, parts: &mut Parts, most: usize) {
         parts.look_after_evictions(Cause::Defragment);
         let empties = parts.sight().emptying().is_some();
         parts.change(|it, books| it.end_needless_replacements(empties, books));
         if most == 0 || !parts.config.moves {
-            return Vec::new();
+            return;
         }
         let begun = parts.earmarks.evictions_for_pods(Cause::Defragment);
-        let pod = match begun.is_empty() {
-            true => self.due(parts).map(Subject::Pod),
+        let planning = match begun.is_empty() {
+            true => self.ask(parts),
             false => None,
         };
-        let due = pod.or_else(|| self.emptied.due(parts).map(Subject::Node));
-        due.into_iter().collect()
-    }
-
-    fn choose(&mut self, of: &Subject, broken: Broken<'_>, most: usize, parts: &mut Parts) -> bool {
-        match of {
-            Subject::Pod(pod) => self.move_for(&pod.uid, broken, most, parts),
-            Subject::Node(node) => self.emptied.empty(node, broken, most, parts),
+        match planning {
+            Some(planning) => self.plan_moves(planning, most, parts),
+            None => self.emptied.go_on(parts, most),
         }
     }
 
@@ -153,20 +144,18 @@ impl Defragment {
         self.emptied.forget(node);
     }
 
-    /// The pod for which it is to be decided now who moves, if there is one: the first in turn.
-    fn due(&mut self, parts: &mut Parts) -> Option<Arc<PodFacts>> {
-        let (sight, now) = (parts.sight(), parts.now);
+    /// The search for moves for the first pod in turn that waits for pieces, if there is one. Goes on with the question.
+    fn ask(&mut self, parts: &Parts) -> Option<Planning> {
+        let sight = parts.sight();
         let may = |uid: &str| {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_be_moved_for(pod)) && sight.asleep(uid).is_some()
         };
         self.waits.retain(|uid, _| may(uid));
-        let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
-        let planning = self.planning.take();
-        self.planning = planning.filter(|(planning, _, at)| may(&planning.uid) && lasts(*at));
+        let mut planning = self.planning.take().filter(|it| may(&it.uid));
         self.asking = self.asking.take().filter(|asking| may(&asking.uid));
         let (mut budget, mut kinds) = (Budget::of_look(), KINDS);
-        while self.planning.is_none()
+        while planning.is_none()
             && let Some(mut asking) = sight.next_asking(self, &mut kinds, &may)
         {
             let Some(pod) = sight.books.pod(&asking.uid) else {
@@ -181,30 +170,25 @@ impl Defragment {
                     let wait = self.waits.get_mut(&asking.uid);
                     let spared = wait.map(|wait| std::mem::take(&mut wait.spared));
                     let nodes = sight.node_names();
-                    let mut planning = Planning::new(asking.uid, asking.began, nodes, true);
-                    planning.spared = spared.unwrap_or_default();
-                    self.planning = Some((planning, 0, now));
+                    let mut begun = Planning::new(asking.uid, asking.began, nodes, true);
+                    begun.spared = spared.unwrap_or_default();
+                    planning = Some(begun);
                 }
                 Asked::No => {}
             }
         }
         sight.count_spent(budget.spent());
-        let (planning, ..) = self.planning.as_ref()?;
-        sight.books.pod(&planning.uid).cloned()
+        planning
     }
 
-    /// Goes on with the search for the least moves for this pod, and keeps the room for it and for the replacements. False if
-    /// there are none, or if the search goes on.
-    fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, parts: &mut Parts) -> bool {
+    /// Goes on with the search for the least moves for a pod, and keeps the room for it and for the replacements.
+    fn plan_moves(&mut self, planning: Planning, most: usize, parts: &mut Parts) {
         let sight = parts.sight();
-        let planning = self.planning.take_if(|(it, ..)| *it.uid == *uid);
-        let may = |pod: &&Arc<PodFacts>| sight.may_be_moved_for(pod);
-        let pod = sight.books.pod(uid).filter(may);
-        let Some(((planning, plans, _), pod)) = planning.zip(pod.cloned()) else {
-            return false;
+        let Some(pod) = sight.books.pod(&planning.uid).cloned() else {
+            return;
         };
         let began = planning.began;
-        match self.go_on(&pod, planning, plans, broken, most, &sight) {
+        match self.go_on(&pod, planning, most, &sight) {
             Step::NotNow => {}
             Step::Nothing => parts.all_tried(&pod.uid, Cause::Defragment),
             Step::Open(open) => parts.ask_for_evidence(&pod.uid, open),
@@ -219,10 +203,8 @@ impl Defragment {
                 parts.pursue(&pod.uid, Cause::Defragment, plan);
                 parts.earmarks.note_looked(&pod.uid, began);
                 parts.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()));
-                return true;
             }
         }
-        false
     }
 
     /// Goes on with the search for the least moves that no disruption budget forbids.
@@ -230,30 +212,27 @@ impl Defragment {
         &mut self,
         pod: &Arc<PodFacts>,
         mut planning: Planning,
-        mut plans: usize,
-        broken: Broken<'_>,
         most: usize,
         sight: &Sight<'_>,
     ) -> Step {
         let (mut budget, now) = (Budget::of_look(), sight.now);
         let mut found = Step::NotNow;
         planning.most = most;
-        while plans < PLANS {
+        while planning.plans < PLANS {
             let before = budget.spent();
             let is_over = sight.plan_on(pod, &mut planning, &mut budget);
             sight.count_spent(budget.spent() - before);
             if !is_over {
-                self.planning = Some((planning, plans, now));
+                self.planning = Some(planning);
                 return Step::NotNow;
             }
             let Some(plan) = planning.best.take() else {
                 found = planning.open.map_or(Step::Nothing, Step::Open);
                 break;
             };
-            let pods: Vec<_> = plan.moves.iter().map(|it| it.pod.clone()).collect();
-            let forbidden = broken(&pods);
-            if forbidden.is_empty() {
-                let may = !pods.is_empty() && pods.len() <= most;
+            let protected = sight.books.protected(plan.moves.iter().map(|it| &it.pod));
+            if protected.is_empty() {
+                let may = !plan.moves.is_empty() && plan.moves.len() <= most;
                 // Nodes may have changed since they were looked at.
                 let holds = !planning.is_long || sight.is_plan_still(pod, &plan);
                 if may && holds {
@@ -261,14 +240,10 @@ impl Defragment {
                 }
                 break;
             }
-            plans += 1;
-            let spared = planning.spared.into_iter().chain(forbidden).collect();
-            let nodes = sight.node_names();
-            planning = Planning::new(pod.uid.clone(), planning.began, nodes, true);
-            (planning.spared, planning.most) = (spared, most);
+            planning = planning.without(protected, sight.node_names());
         }
         // kube-scheduler answers soon where it was asked to try the pod again.
-        let goes_on = plans == PLANS;
+        let goes_on = planning.plans == PLANS;
         let rest = match planning.open.is_some() || goes_on {
             true => CHANCE,
             false => REST,

@@ -36,6 +36,8 @@ pub(super) struct Planning {
     pub(super) best: Option<Moves>,
     /// Pods that disruption budgets protect.
     pub(super) spared: HashSet<Uid>,
+    /// Plans that disruption budgets forbid.
+    pub(super) plans: usize,
     /// So many may move at most.
     pub(super) most: usize,
     /// Only on nodes that kube-scheduler offered.
@@ -86,10 +88,21 @@ impl Planning {
             unit: None,
             best: None,
             spared: HashSet::default(),
+            plans: 0,
             most: usize::MAX,
             with_evidence,
             open: None,
             is_long: false,
+        }
+    }
+
+    /// The same search from the start, without pods that a disruption budget protects.
+    pub(super) fn without(self, protected: Vec<Uid>, nodes: Vec<Arc<str>>) -> Self {
+        Self {
+            spared: self.spared.into_iter().chain(protected).collect(),
+            plans: self.plans + 1,
+            most: self.most,
+            ..Self::new(self.uid, self.began, nodes, self.with_evidence)
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Choice, Request};
 
-use super::{Action, Broken, Demands, Makes, Means, Move, Reserved, Subject, best};
+use super::{Action, Demands, Makes, Means, Move, Reserved, best};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -38,6 +38,8 @@ const GAINS: usize = 64;
 /// most important of them started latest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
+    /// kube-scheduler leaves it open like this whether it would place the pod there.
+    open: Option<Reverse<Evidence>>,
     broken: usize,
     highest: Option<i32>,
     weights: i128,
@@ -52,6 +54,7 @@ impl Rank {
         let weights = priorities().map(|priority| i128::from(priority) - i128::from(i32::MIN));
         let tops = victims.iter().filter(|pod| Some(pod.priority) == highest);
         Self {
+            open: None,
             broken,
             highest,
             weights: weights.sum(),
@@ -84,26 +87,15 @@ impl Means for Preempt {
         config.preempt_fragmented.then_some(config.preempt_after)
     }
 
-    /// Looks after the room that is kept for pods for which others end, and names those for which it is to be decided now
-    /// who else ends.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
+    /// Looks after the room that is kept for pods for which others end, and chooses who else ends.
+    fn look(&mut self, parts: &mut Parts, _: usize) {
         parts.earmarks.forget_controllers(parts.now);
         parts.look_after_gangs();
         parts.look_after_evictions(Cause::Preempt);
-        if !parts.config.preempt_fragmented {
-            return Vec::new();
+        if parts.config.preempt_fragmented {
+            self.search(parts);
+            self.search_for_gang(parts);
         }
-        let mut due = self.search(parts);
-        due.extend(self.gang_that_may_preempt(parts));
-        due.into_iter().map(Subject::Pod).collect()
-    }
-
-    fn choose(&mut self, of: &Subject, broken: Broken<'_>, _: usize, parts: &mut Parts) -> bool {
-        let Subject::Pod(pod) = of else {
-            return false;
-        };
-        let of_gang = self.preempt_for_gang(parts, &pod.uid, broken);
-        of_gang.unwrap_or_else(|| self.preempt_for_pod(parts, &pod.uid, broken))
     }
 
     fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {

@@ -16,8 +16,8 @@ use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_pack::{Cost, Mib, Refusal};
 
-use super::round::{Offer, Round};
-use super::{Demand, Demands, Makes, Means, Purpose, Reserved, Subject, best};
+use super::round::{Candidate, Offer, Round};
+use super::{Demand, Demands, Makes, Means, Purpose, Reserved, best};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -81,9 +81,9 @@ impl Means for Reclaim {
     }
 
     /// Ends what has come to its end, asks others where the first did not suffice, and begins again for pods that wait.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
+    fn look(&mut self, parts: &mut Parts, _: usize) {
         if !parts.config.reclaim {
-            return Vec::new();
+            return;
         }
         parts.note_refusals();
         for uid in parts.earmarks.all_of(Cause::Reclaim) {
@@ -93,7 +93,7 @@ impl Means for Reclaim {
         }
         if parts.books.lending().is_empty() {
             self.round = Round::default();
-            return Vec::new();
+            return;
         }
         if self.round.is_over() {
             let sight = parts.sight();
@@ -103,12 +103,12 @@ impl Means for Reclaim {
             sight.may_reclaim(uid)?;
             Some(sight.node_names())
         };
-        let look = |sight: &Sight<'_>, uid: &Uid, name: &Arc<str>, budget: &mut Budget| {
-            sight.offer_of_borrowers(uid, name, budget)
+        let look = |sight: &Sight<'_>, it: Candidate<'_, _>, budget: &mut Budget| {
+            sight.offer_of_borrowers(it.uid, it.node, budget)
         };
         let is_open = |plan: &Plan| plan.rank.is_unknown;
-        self.round.run(parts, Cause::Reclaim, nodes, look, is_open);
-        Vec::new()
+        let budget = Budget::of_round();
+        (self.round).run(parts, Cause::Reclaim, budget, nodes, look, is_open);
     }
 
     fn plan(&self, known: &Known<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes> {

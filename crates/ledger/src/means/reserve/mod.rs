@@ -21,8 +21,8 @@ use std::time::Duration;
 use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
-use super::round::{Offer, Round};
-use super::{Demands, Makes, Means, Reserved, Subject, best};
+use super::round::{Candidate, Offer, Round};
+use super::{Demands, Makes, Means, Reserved, best};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::config::Config;
@@ -78,7 +78,7 @@ impl Means for Reserve {
     }
 
     /// Reserves GPUs for pods that have waited long, and ends reservations that are over.
-    fn look(&mut self, parts: &mut Parts, _: usize) -> Vec<Subject> {
+    fn look(&mut self, parts: &mut Parts, _: usize) {
         if parts.config.keep.is_some() {
             self.end_unfit_reservations(parts);
             self.forget_absent(parts);
@@ -86,7 +86,6 @@ impl Means for Reserve {
             self.keep_bounds(parts);
             self.compare(parts);
         }
-        Vec::new()
     }
 
     /// The pod did not come for its reservation: until then it has no other.
@@ -128,10 +127,11 @@ impl Reserve {
             round = Round::of(self.in_need(&parts.sight()));
         }
         let nodes = |sight: &Sight<'_>, uid: &Uid| self.nodes_for(sight, uid);
-        let look = |sight: &Sight<'_>, uid: &Uid, name: &Arc<str>, budget: &mut Budget| {
-            sight.offer_of_node(uid, name, budget)
+        let look = |sight: &Sight<'_>, it: Candidate<'_, _>, budget: &mut Budget| {
+            sight.offer_of_node(it.uid, it.node, budget)
         };
-        round.run(parts, Cause::Reserve, nodes, look, |_| false);
+        let budget = Budget::of_round();
+        round.run(parts, Cause::Reserve, budget, nodes, look, |_| false);
         self.round = round;
     }
 
@@ -293,8 +293,8 @@ impl Reserve {
                 others.retain(|name| name != here);
                 Some(others)
             },
-            |uid, name, budget| match sight.books.pod(uid) {
-                Some(pod) => Offer::of(sight.place_on_node(pod, name, budget)),
+            |it, budget| match sight.books.pod(it.uid) {
+                Some(pod) => Offer::of(sight.place_on_node(pod, it.node, budget)),
                 None => Offer::Nothing,
             },
         );

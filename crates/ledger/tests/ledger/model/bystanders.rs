@@ -267,11 +267,8 @@ fn first(pod: PodFacts) -> PodFacts {
 
 /// What the extender does every second, and which pods that helps.
 fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> Vec<Arc<str>> {
-    let broken = |_: &[Arc<PodFacts>]| Vec::new();
     for means in TURNS {
-        for due in ledger.look(means, usize::MAX, now) {
-            ledger.choose(&due, &broken, usize::MAX, now);
-        }
+        ledger.look(means, usize::MAX, now);
     }
     let uid = |pod: &Arc<PodFacts>| pod.uid.clone();
     match feature {

@@ -255,7 +255,7 @@ impl World {
     /// Preempt says that no pod has to go.
     pub(super) fn has_room(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let mut budget = ledger.budget();
-        let victims = ledger.preempt(pod, name, &[], &|_| false, &mut budget, self.now);
+        let victims = ledger.preempt(pod, name, &[], &mut budget, self.now);
         victims == Some(Victims::default())
     }
 

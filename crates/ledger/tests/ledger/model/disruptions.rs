@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Cause, Reserved, Subject, Victims};
+use gpustow_ledger::{Cause, Reserved, Victims};
 
 use super::bystanders::unix;
 use super::evidence::cpu;
@@ -13,6 +13,7 @@ use super::lending::CALLED_FOR;
 use super::world::{World, pick, require};
 
 use crate::act::Act as _;
+use crate::build::protect;
 
 /// Pods that move for one pod, at most.
 const MOVES: usize = 3;
@@ -35,23 +36,13 @@ impl World {
         if !self.switches.disrupts() {
             return Ok(());
         }
-        let protected = self.server.protected.clone();
-        let broken = |pods: &[Arc<PodFacts>]| {
-            let broken = pods.iter().filter(|pod| protected.contains(&pod.uid));
-            broken.map(|pod| pod.uid.clone()).collect()
-        };
+        let protected: Vec<_> = self.server.protected.iter().collect();
+        protect(&mut self.ledger, &protected, 0);
         if self.switches.empties {
             self.ledger.tell_time(unix(self.now));
         }
         for means in [Cause::Preempt, Cause::Defragment] {
-            for due in self.ledger.look(means, MOVES, self.now) {
-                let may = match &due.subject {
-                    Subject::Pod(pod) => pod.preempts || means == Cause::Defragment,
-                    Subject::Node(_) => self.switches.empties,
-                };
-                require(may, || format!("may not: {due:?}"))?;
-                self.ledger.choose(&due, &broken, MOVES, self.now);
-            }
+            self.ledger.look(means, MOVES, self.now);
         }
         self.check_demands()?;
         self.announce();
@@ -174,9 +165,7 @@ impl World {
         let gone: BTreeSet<Arc<str>> = gone.chain(victims.iter().cloned()).collect();
         let uids: Vec<Arc<str>> = gone.iter().cloned().collect();
         let mut budget = self.ledger.budget();
-        let fits = self
-            .ledger
-            .preempt(pod, node, &uids, &|_| false, &mut budget, self.now);
+        let fits = self.ledger.preempt(pod, node, &uids, &mut budget, self.now);
         fits == Some(Victims::default()) && self.has_host_without(pod, node, &gone)
     }
 

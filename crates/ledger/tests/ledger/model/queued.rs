@@ -98,9 +98,7 @@ impl World {
         for first in self.untold().iter().filter(|it| turn(it) < turn(pod)) {
             let would_take = chosen.is_some_and(|name| {
                 let (mut budget, now) = (self.ledger.budget(), self.now);
-                let others =
-                    self.ledger
-                        .preempt(first, name, &victims, &|_| false, &mut budget, now);
+                let others = self.ledger.preempt(first, name, &victims, &mut budget, now);
                 let gone = victims.iter().cloned().collect();
                 others == Some(Victims::default()) && self.has_host_without(first, name, &gone)
             });

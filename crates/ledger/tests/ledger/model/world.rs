@@ -308,7 +308,7 @@ impl World {
                 let preempt = |victims: &[Arc<str>]| {
                     let mut budget = self.ledger.budget();
                     self.ledger
-                        .preempt(&pod, name, victims, &|_| false, &mut budget, self.now)
+                        .preempt(&pod, name, victims, &mut budget, self.now)
                 };
                 if let Some(victims) = preempt(&[]) {
                     require(preempt(&victims.uids) == Some(Victims::default()), || {

@@ -17,7 +17,7 @@ use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark, Ended};
 use crate::gangs::{FORGOTTEN, Roll};
 use crate::known::Known;
-use crate::means::{Broken, Reserved};
+use crate::means::Reserved;
 use crate::parts::Parts;
 use crate::turn::Turn;
 use victims::{Found, Hunt, Plan, is_too_large};
@@ -26,72 +26,53 @@ pub(super) use waits::Waits;
 
 /// So long a gang must have waited: kube-scheduler had its chance.
 const CHANCE: Duration = Duration::from_secs(1);
-/// A gang for which disruption budgets allow no plan rests for so long.
-const REST: Duration = Duration::from_secs(5);
-/// A search that is not gone on with for so long is forgotten.
-const IDLE: Duration = Duration::from_secs(10);
 /// Groups that one look sees.
 const GROUPS: usize = 256;
 
 impl Preempt {
-    /// A pod of the gang for which victims are to be chosen now. One gang is looked at, each in turn.
-    pub(crate) fn gang_that_may_preempt(&mut self, parts: &mut Parts) -> Option<Arc<PodFacts>> {
+    /// Goes on with the search for victims for a gang, each in turn, and earmarks the room of all of its pods.
+    pub(super) fn search_for_gang(&mut self, parts: &mut Parts) {
         let mut budget = Budget::of_look();
-        let due = self.goes_on_to_preempt(parts, &mut budget);
-        parts.count_spent(budget.spent());
-        due
-    }
-
-    fn goes_on_to_preempt(
-        &mut self,
-        parts: &mut Parts,
-        budget: &mut Budget,
-    ) -> Option<Arc<PodFacts>> {
-        let second = self.gangs.second.take();
-        let second = second.filter(|(_, at)| parts.now.saturating_sub(*at) < IDLE);
-        if let Some((hunt, at)) = second
-            && let Some(roll) = parts.sight().waiting_gang(&hunt.gang, budget)
-        {
-            self.gangs.second = Some((hunt, at));
-            return roll.open().first().cloned();
-        }
-        let under_way = self.gangs.first.take().and_then(|hunt| {
-            let roll = parts.sight().waiting_gang(&hunt.gang, budget)?;
+        let under_way = self.gangs.hunt.take().and_then(|hunt| {
+            let roll = parts.sight().waiting_gang(&hunt.gang, &mut budget)?;
             Some((hunt, roll))
         });
-        let (mut hunt, roll) = match under_way {
-            Some(under_way) => under_way,
-            None => {
-                let (gang, roll) = self.next_waiting_gang(parts, budget)?;
-                (Hunt::of(&gang, &parts.sight()), roll)
-            }
-        };
-        if is_too_large(&roll) {
-            let first = roll.open().first();
-            parts.cut.extend(first.map(|pod| pod.uid.clone()));
-            return None;
+        let begun = under_way.or_else(|| {
+            let (gang, roll) = self.next_waiting_gang(parts, &mut budget)?;
+            Some((Hunt::of(&gang, &parts.sight()), roll))
+        });
+        if let Some((hunt, roll)) = begun {
+            self.go_on_for_gang(parts, hunt, &roll, &mut budget);
         }
-        let none: Broken<'_> = &|_| Vec::new();
-        let found = parts.sight().victims_for(&mut hunt, &roll, none, budget);
-        let first = roll.open().first()?;
-        match found {
-            Found::Plan(_) => {
-                let second = Hunt::of(&hunt.gang, &parts.sight());
-                self.gangs.second = Some((second, parts.now));
-                return Some(first.clone());
-            }
-            Found::GoesOn => self.gangs.first = Some(hunt),
+        parts.count_spent(budget.spent());
+    }
+
+    fn go_on_for_gang(
+        &mut self,
+        parts: &mut Parts,
+        mut hunt: Hunt,
+        roll: &Roll,
+        budget: &mut Budget,
+    ) {
+        let Some(first) = roll.open().first() else {
+            return;
+        };
+        if is_too_large(roll) {
+            return parts.cut.push(first.uid.clone());
+        }
+        match parts.sight().victims_for(&mut hunt, roll, budget) {
+            Found::Plan(plan) => parts.earmark_for_gang(&hunt.gang, roll, plan),
+            Found::GoesOn => self.gangs.hunt = Some(hunt),
             Found::Open(open) => parts.ask_for_evidence(&first.uid, open),
             Found::Nothing => {
                 parts
                     .cut
-                    .extend(hunt.is_cut(&roll).then(|| first.uid.clone()));
+                    .extend(hunt.is_cut(roll).then(|| first.uid.clone()));
                 for pod in roll.open() {
                     parts.all_tried(&pod.uid, Cause::Preempt);
                 }
             }
         }
-        None
     }
 
     /// The gang that was tried the longest time ago, of those that have waited for long enough.
@@ -123,10 +104,9 @@ impl Preempt {
                 since: parts.now,
                 seen: parts.now,
                 tried: None,
-                rests: Duration::ZERO,
             });
             wait.seen = parts.now;
-            if parts.now.saturating_sub(wait.since) >= CHANCE && wait.rests <= parts.now {
+            if parts.now.saturating_sub(wait.since) >= CHANCE {
                 let turn = roll.open().first().map(|pod| Turn::of(pod));
                 may.push((wait.tried, turn, gang, roll));
             }
@@ -140,44 +120,6 @@ impl Preempt {
         let first = roll.open().first();
         let fits = first.map(|pod| parts.sight().has_seats(pod, budget));
         (fits == Some(false)).then_some((gang, roll))
-    }
-
-    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, or
-    /// beyond `minCount`; false if there is no plan.
-    pub(crate) fn preempt_for_gang(
-        &mut self,
-        parts: &mut Parts,
-        uid: &str,
-        broken: Broken<'_>,
-    ) -> Option<bool> {
-        let pod = parts.books.pod(uid);
-        let pod = pod.filter(|pod| !parts.books.comes_alone(pod))?;
-        let gang = parts.books.gang(pod).filter(|gang| gang.is_in_tree())?;
-        let gang = gang.clone();
-        let mut budget = Budget::of_look();
-        let Some(roll) = parts.sight().waiting_gang(&gang, &mut budget) else {
-            return Some(false);
-        };
-        let second = self.gangs.second.take().map(|(hunt, _)| hunt);
-        let second = second.filter(|hunt| hunt.gang == gang);
-        let mut hunt = second.unwrap_or_else(|| Hunt::of(&gang, &parts.sight()));
-        let sight = parts.sight();
-        let found = sight.victims_for(&mut hunt, &roll, broken, &mut budget);
-        parts.count_spent(budget.spent());
-        match found {
-            Found::Plan(plan) => {
-                parts.earmark_for_gang(&gang, &roll, plan);
-                return Some(true);
-            }
-            Found::GoesOn => self.gangs.second = Some((hunt, parts.now)),
-            Found::Open(_) | Found::Nothing => {
-                parts.cut.extend(hunt.is_cut(&roll).then(|| uid.into()));
-                if let Some(wait) = self.gangs.gangs.get_mut(&gang) {
-                    wait.rests = parts.now + REST;
-                }
-            }
-        }
-        Some(false)
     }
 }
 

@@ -16,7 +16,6 @@ use crate::evidence::Evidence;
 use crate::gangs::{Member, Roll, Seats};
 use crate::known::Known;
 use crate::maps::{HashMap, HashSet};
-use crate::means::Broken;
 use crate::means::preempt::{Rank, importance};
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
@@ -111,7 +110,6 @@ struct Search<'s, 'p> {
     members: Vec<Member<'p>>,
     wanted: usize,
     units: Vec<Unit>,
-    broken: Broken<'s>,
     tried: &'s mut Tried,
     budget: &'s mut Budget,
     /// No set was tried in this look yet.
@@ -122,16 +120,10 @@ struct Search<'s, 'p> {
 
 impl Known<'_> {
     /// Goes on to search who is to finish for the gang.
-    pub(super) fn victims_for(
-        &self,
-        hunt: &mut Hunt,
-        roll: &Roll,
-        broken: Broken<'_>,
-        budget: &mut Budget,
-    ) -> Found {
+    pub(super) fn victims_for(&self, hunt: &mut Hunt, roll: &Roll, budget: &mut Budget) -> Found {
         let priorities = roll.open().iter().map(|pod| pod.priority);
         let priority = priorities.min().unwrap_or(i32::MIN);
-        if !self.see_nodes(hunt, roll, priority, broken, budget) {
+        if !self.see_nodes(hunt, roll, priority, budget) {
             return Found::GoesOn;
         }
         let gang = &hunt.gang;
@@ -140,7 +132,7 @@ impl Known<'_> {
         let alike = self.books.members(gang).count();
         budget.charge(nodes.len() * (8 + alike) / 8);
         let members = self.members_of(gang, roll, &nodes, &mut open);
-        let units = self.units_on(&nodes, gang, priority, broken);
+        let units = self.units_on(&nodes, gang, priority);
         budget.charge(units.iter().map(Vec::len).sum());
         let leaving: HashSet<Uid> = nodes.iter().flat_map(|name| self.leaving(name)).collect();
         let uids = |unit: &Unit| unit.iter().map(|pod| pod.uid.clone()).collect();
@@ -155,7 +147,6 @@ impl Known<'_> {
             members,
             wanted: roll.wanted(),
             units,
-            broken,
             tried,
             budget,
             is_first: true,
@@ -219,14 +210,7 @@ impl Known<'_> {
 
     /// Goes on to look at nodes that a plan may use, and at whether others could be used if kube-scheduler would place the
     /// pods there. False if some are left.
-    fn see_nodes(
-        &self,
-        hunt: &mut Hunt,
-        roll: &Roll,
-        priority: i32,
-        broken: Broken<'_>,
-        budget: &mut Budget,
-    ) -> bool {
+    fn see_nodes(&self, hunt: &mut Hunt, roll: &Roll, priority: i32, budget: &mut Budget) -> bool {
         if hunt.left == 0 {
             return true;
         }
@@ -259,7 +243,7 @@ impl Known<'_> {
             let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
             if evidence.any(|it| it == Evidence::Offered) {
                 budget.charge(node.bound().len());
-                let price = self.price(node, priority, least, broken);
+                let price = self.price(node, priority, least);
                 hunt.nodes.extend(price.map(|price| (price, name.clone())));
             } else {
                 let evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
@@ -274,14 +258,15 @@ impl Known<'_> {
 
     /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if no
     /// pod of the gang would fit there even if all of those went: such a node must not take another's place.
-    fn price(&self, node: &Node, priority: i32, least: Mib, broken: Broken<'_>) -> Option<Price> {
+    fn price(&self, node: &Node, priority: i32, least: Mib) -> Option<Price> {
         let bound = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let goes = |pod: &&Arc<PodFacts>| {
             let unit = || self.books.disrupted_with(pod);
             pod.deleting
                 || pod.priority < priority
                     && unit().is_some_and(|unit| {
-                        unit.iter().all(|it| it.priority < priority) && broken(&unit).is_empty()
+                        unit.iter().all(|it| it.priority < priority)
+                            && self.books.protected(&unit).is_empty()
                     })
         };
         let lower: Vec<&Arc<PodFacts>> = bound.filter(goes).collect();
@@ -297,13 +282,7 @@ impl Known<'_> {
     }
 
     /// The pods of lower priority on these nodes that may be disrupted, the most important first.
-    fn units_on(
-        &self,
-        nodes: &[Arc<str>],
-        gang: &Group,
-        priority: i32,
-        broken: Broken<'_>,
-    ) -> Vec<Unit> {
+    fn units_on(&self, nodes: &[Arc<str>], gang: &Group, priority: i32) -> Vec<Unit> {
         let evicted = self.earmarks.all_evictions();
         let evicted = evicted
             .iter()
@@ -331,7 +310,7 @@ impl Known<'_> {
                 };
                 unit.retain(|pod| !pod.deleting);
                 seen.extend(unit.iter().map(|pod| pod.uid.clone()));
-                if unit.iter().all(may) && broken(&unit).is_empty() {
+                if unit.iter().all(may) && self.books.protected(&unit).is_empty() {
                     unit.sort_unstable_by_key(|pod| importance(pod));
                     units.push(unit);
                 }
@@ -437,7 +416,7 @@ impl Search<'_, '_> {
         for (_, _, mask) in ranked {
             let victims = self.victims_of(&set(mask));
             let is_more = |known: &u32| mask & !known == 0;
-            if too_few.iter().any(is_more) || !(self.broken)(&victims).is_empty() {
+            if too_few.iter().any(is_more) || !self.sight.books.protected(&victims).is_empty() {
                 continue;
             }
             if self.fits_without(&set(mask)) {
@@ -457,7 +436,12 @@ impl Search<'_, '_> {
         let mut gone: Vec<usize> = Vec::new();
         for unit in (0..self.units.len()).rev() {
             gone.push(unit);
-            if !(self.broken)(&self.victims_of(&gone)).is_empty() {
+            if !self
+                .sight
+                .books
+                .protected(&self.victims_of(&gone))
+                .is_empty()
+            {
                 gone.pop();
             }
         }

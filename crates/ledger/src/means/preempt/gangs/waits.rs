@@ -14,9 +14,7 @@ pub(crate) struct Waits {
     /// Where the next look goes on among the groups.
     pub(super) next: usize,
     /// The search whether others could finish for a gang.
-    pub(super) first: Option<Hunt>,
-    /// The same with what disruption budgets allow, and when it was gone on with last.
-    pub(super) second: Option<(Hunt, Duration)>,
+    pub(super) hunt: Option<Hunt>,
 }
 
 #[derive(Debug)]
@@ -25,6 +23,4 @@ pub(super) struct Wait {
     pub(super) seen: Duration,
     /// When a plan was looked for last.
     pub(super) tried: Option<Duration>,
-    /// No plan is looked for before: disruption budgets allowed none.
-    pub(super) rests: Duration,
 }

@@ -1,0 +1,112 @@
+//! Disruption budgets.
+
+use std::iter::once;
+use std::sync::Arc;
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::ObjectMeta;
+
+use crate::PodFacts;
+use crate::intree::Requirement;
+
+/// What is known of a disruption budget.
+#[derive(Clone, Debug)]
+pub struct DisruptionBudget {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// So many more of its pods may end now.
+    pub allowed: i32,
+    /// It covers pods of which all of these hold; none if it has no selector.
+    selector: Option<Box<[Requirement]>>,
+}
+
+impl DisruptionBudget {
+    /// What an object says.
+    #[must_use]
+    pub fn of(object: &PodDisruptionBudget) -> Self {
+        let selector = object.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        let selector = selector.map(|selector| {
+            let labels = selector.match_labels.iter().flatten();
+            let labels = labels.map(|(key, value)| Requirement::new(key, "In", once(value)));
+            let expressions = selector.match_expressions.iter().flatten();
+            let expressions = expressions
+                .map(|it| Requirement::new(&it.key, &it.operator, it.values.iter().flatten()));
+            labels.chain(expressions).collect()
+        });
+        Self {
+            allowed: object
+                .status
+                .as_ref()
+                .map_or(0, |it| it.disruptions_allowed),
+            selector,
+            ..Self::unreadable(&object.metadata)
+        }
+    }
+
+    /// One that cannot be read: it protects every pod of its namespace.
+    #[must_use]
+    pub fn unreadable(meta: &ObjectMeta) -> Self {
+        let text = |it: &Option<String>| it.as_deref().unwrap_or_default().into();
+        Self {
+            namespace: text(&meta.namespace),
+            name: text(&meta.name),
+            allowed: 0,
+            selector: Some(Box::default()),
+        }
+    }
+
+    /// Is the pod, which is of its namespace, one of those that it covers?
+    #[must_use]
+    pub fn covers(&self, pod: &PodFacts) -> bool {
+        let holds = |selector: &[Requirement]| selector.iter().all(|it| it.holds_of(&pod.labels));
+        !pod.labels.is_empty() && self.selector.as_deref().is_some_and(holds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::intree::Label;
+
+    fn covers(selector: &Value, labels: &[(&str, &str)]) -> bool {
+        let status = json!({ "disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0 });
+        let budget = json!({ "spec": { "selector": selector }, "status": status });
+        let budget = DisruptionBudget::of(&serde_json::from_value(budget).expect("a budget"));
+        let labels = labels.iter().map(|(key, value)| Label::new(key, value));
+        budget.covers(&PodFacts {
+            labels: labels.collect(),
+            ..PodFacts::new("default", "p", "p")
+        })
+    }
+
+    #[test]
+    fn selector_decides_which_pods_a_budget_covers() {
+        let labels = [("app", "a"), ("tier", "web")];
+        let expression = |key: &str, operator: &str, values: &[&str]| {
+            let it = json!({ "key": key, "operator": operator, "values": values });
+            json!({ "matchExpressions": [it] })
+        };
+        for (selector, expected) in [
+            (json!({ "matchLabels": { "app": "a" } }), true),
+            (
+                json!({ "matchLabels": { "app": "a", "tier": "db" } }),
+                false,
+            ),
+            (expression("app", "In", &["a", "b"]), true),
+            (expression("app", "NotIn", &["a"]), false),
+            (expression("zone", "NotIn", &["a"]), true),
+            (expression("tier", "Exists", &[]), true),
+            (expression("app", "DoesNotExist", &[]), false),
+            (json!({}), true),
+            (Value::Null, false),
+        ] {
+            assert_eq!(covers(&selector, &labels), expected, "{selector}");
+        }
+        // The API server finds no budget for a pod without labels.
+        assert!(!covers(&json!({}), &[]));
+    }
+}
