@@ -1,6 +1,5 @@
 //! Filter and prioritize: which nodes would do, and which is best.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
@@ -73,7 +72,7 @@ type Key<'a> = (bool, bool, Cost, &'a str);
 
 /// What became of the candidates.
 #[derive(Default)]
-struct Compared<'a> {
+pub(crate) struct Compared<'a> {
     /// Where something after this extender has refused the pod.
     tried: Option<Tried>,
     /// The best alone is of use.
@@ -85,6 +84,13 @@ struct Compared<'a> {
     offered: NodeSet,
     /// The first that was not looked at, because the call had cost enough.
     stopped: Option<Slot>,
+}
+
+impl<'a> Compared<'a> {
+    /// The candidates that would do, the best first.
+    pub(crate) fn names(self) -> Vec<&'a str> {
+        self.feasible.into_iter().map(|(.., name)| name).collect()
+    }
 }
 
 impl Ledger {
@@ -117,7 +123,13 @@ impl Ledger {
             Ok(seat) => seat,
             Err(shortfall) => return self.refuse_gang(ask.pod, candidates, shortfall, now),
         };
-        let found = self.compare(ask, &request, candidates, seat.as_ref(), now);
+        let tried = self.parts.shown.tried(&ask.pod.uid);
+        let failed = tried.is_some_and(|tried| tried.failures() >= 2);
+        let mut found = Compared {
+            is_decisive: failed || !ask.cooperative,
+            ..Compared::default()
+        };
+        self.compare(&mut found, ask, candidates, seat.as_ref(), now);
         let Some(&(all_tried, _, _, best)) = found.feasible.first() else {
             return self.refuse(ask.pod, candidates, found, now);
         };
@@ -141,10 +153,10 @@ impl Ledger {
             false => self.hold_gang(ask.pod, now),
         };
         self.reserve(ask.pod, best, &request, &choice, now + ttl);
-        let mut refused = found.refused;
+        let (mut refused, nodes) = (std::mem::take(&mut found.refused), found.names());
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
         Filtered {
-            nodes: found.feasible.into_iter().map(|(.., name)| name).collect(),
+            nodes,
             refused,
             shortfall: None,
         }
@@ -174,15 +186,18 @@ impl Ledger {
 
     /// Which candidates would do, at what cost, and why the others would not. What takes a search is looked at after all that
     /// is remembered, each call from where the last one stopped.
-    fn compare<'a>(
+    pub(crate) fn compare<'a>(
         &mut self,
+        found: &mut Compared<'a>,
         ask: &Ask<'_>,
-        request: &Arc<Request>,
         candidates: &[&'a str],
         seat: Option<&Seat>,
         now: Duration,
-    ) -> Compared<'a> {
+    ) {
         let uid = &ask.pod.uid;
+        let Some(request) = ask.pod.asks.request() else {
+            return;
+        };
         let behind = self.parts.queue.is_behind_queued(ask.pod);
         let class = self.parts.scores.class(request, candidates.len());
         let mut budget = Budget::of(&self.parts.config);
@@ -190,13 +205,7 @@ impl Ledger {
             true => Budget::none(),
             false => Budget::of(&self.parts.config),
         };
-        let tried = self.parts.shown.tried(uid).cloned();
-        let failed = |tried: &Tried| tried.failures() >= 2;
-        let mut found = Compared {
-            is_decisive: !ask.cooperative || tried.as_ref().is_some_and(failed),
-            tried,
-            ..Compared::default()
-        };
+        found.tried = self.parts.shown.tried(uid).cloned();
         let mut unknown = Vec::new();
         for &name in candidates {
             let Some(slot) = self.parts.scores.slot(name) else {
@@ -213,7 +222,7 @@ impl Ledger {
             }
             match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
                 Err(Reason::NotYet) => unknown.push((slot, name)),
-                cost => self.take(&mut found, ask, seat, (name, cost), now),
+                cost => self.take(found, ask, seat, (name, cost), now),
             }
         }
         self.parts.shown.in_turn(uid, &mut unknown);
@@ -222,11 +231,10 @@ impl Ledger {
             if cost == Err(Reason::NotYet) {
                 found.stopped = found.stopped.or(Some(slot));
             }
-            self.take(&mut found, ask, seat, (name, cost), now);
+            self.take(found, ask, seat, (name, cost), now);
         }
         self.parts.shown.stopped_at(uid, found.stopped);
         found.feasible.sort_unstable();
-        found
     }
 
     /// Takes one candidate into what is found.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpustow_api::{Group, PodFacts};
 
 use crate::budget::Budget;
-use crate::decide::refuse_all;
+use crate::decide::{Compared, refuse_all};
 use crate::evidence::NodeSet;
 use crate::gangs::{GangView, Member, Seat, Shortfall};
 use crate::reason::Reason;
@@ -111,32 +111,14 @@ impl Ledger {
 
     /// The candidates that would do, best first.
     fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
-        let pod = ask.pod;
-        let Some(request) = pod.asks.request() else {
-            return Vec::new();
-        };
-        let class = self.parts.scores.class(request, candidates.len());
-        let mut budget = Budget::of(&self.parts.config);
-        let tried = self.parts.shown.tried(&pod.uid).cloned();
-        let behind = self.parts.queue.is_behind_queued(pod);
-        let mut found = Vec::new();
-        for &name in candidates {
-            let first = self.sight(now).goes_first(pod, name);
-            if behind && self.wakes.is_for_queued(name, &self.parts.queue) && !first {
-                continue;
-            }
-            let Some(slot) = self.parts.scores.slot(name) else {
-                continue;
-            };
-            if let Ok((cost, tainted)) = self.cost(slot, name, pod, class, now, &mut budget) {
-                let averse = self.sight(now).is_averse(name, tainted, ask.tolerates);
-                let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
-                found.push((!first, tried, averse, cost, name));
-            }
-        }
-        found.sort_unstable();
-        let names = found.into_iter().map(|(.., name)| name);
-        let known = names.filter_map(|name| self.parts.books.named_node(name));
+        let mut found = Compared::default();
+        self.compare(&mut found, ask, candidates, None, now);
+        let sight = self.sight(now);
+        let mut nodes = found.names();
+        nodes.sort_by_key(|name| !sight.goes_first(ask.pod, name));
+        let known = nodes
+            .into_iter()
+            .filter_map(|name| sight.books.named_node(name));
         known.map(|(name, _)| name.clone()).collect()
     }
 
