@@ -118,6 +118,8 @@ pub struct PodGroupFacts {
     pub policy: GroupPolicy,
     /// Its pods may be disrupted one by one.
     pub disrupted_singly: bool,
+    /// The CompositePodGroup (Kubernetes 1.38) of which it is a part: kube-scheduler places all groups of one, or none.
+    pub part_of: Option<Arc<str>>,
 }
 
 impl PodGroupFacts {
@@ -138,6 +140,7 @@ impl PodGroupFacts {
             uid: Arc::from(metadata.uid.as_deref()?),
             policy,
             disrupted_singly: mode.is_null() || !mode["single"].is_null(),
+            part_of: spec["parentCompositePodGroupName"].as_str().map(Arc::from),
         })
     }
 }
@@ -181,6 +184,9 @@ mod tests {
             assert_eq!(facts.group, Group::in_tree("team", "gang"));
             let read = (facts.policy, facts.disrupted_singly);
             assert_eq!(read, (wanted, singly), "{policy} {mode}");
+            assert_eq!(facts.part_of, None);
         }
+        let part = facts(&json!({"parentCompositePodGroupName": "all"}));
+        assert_eq!(part.part_of.as_deref(), Some("all"));
     }
 }

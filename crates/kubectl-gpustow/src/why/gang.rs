@@ -73,6 +73,16 @@ pub(super) fn of(cluster: &Cluster, views: &[NodeView], gang: &GangView) -> Opti
 
 /// What a gang lacks before its pods are placed.
 pub(super) fn lacks(gang: &GangView) -> Option<String> {
+    let whole = gang.part_of.as_ref().map(|whole| {
+        format!(
+            "kube-scheduler places all groups of the CompositePodGroup {whole} or none, and gpustow preempts for no part of it"
+        )
+    });
+    let lacks = lacks_itself(gang).into_iter().chain(whole);
+    lacks.reduce(|one, other| format!("{one}; {other}"))
+}
+
+fn lacks_itself(gang: &GangView) -> Option<String> {
     let group = &gang.group;
     let Some(min_count) = gang.min_count else {
         return Some(format!(

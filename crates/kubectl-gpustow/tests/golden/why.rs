@@ -306,6 +306,13 @@ async fn pod_of_a_gang_is_told_which_of_it_fit_and_what_the_others_need() -> Res
             ensure!(words.contains(text), "{text}: {said}");
         }
     }
+    let mut objects = gang(Some(1), &[("asks", 10_000)]);
+    let asks = objects.pop().context("the pod")?;
+    let group = objects.last_mut().context("the PodGroup")?;
+    group["spec"]["parentCompositePodGroupName"] = json!("all");
+    let (words, said) = why(objects, asks).await?;
+    let text = "but kube-scheduler places all groups of the CompositePodGroup all or none, and gpustow preempts for no part of it.";
+    ensure!(words.contains(text), "{said}");
     Ok(())
 }
 

@@ -17,6 +17,8 @@ pub struct GangView {
     pub group: Group,
     /// So many pods must be placed; none if no PodGroup describes the group.
     pub min_count: Option<usize>,
+    /// The CompositePodGroup of which it is a part.
+    pub part_of: Option<Arc<str>>,
     /// Its pods that are not being deleted.
     pub pods: Vec<(Arc<PodFacts>, Standing)>,
 }
@@ -72,7 +74,8 @@ impl Known<'_> {
     /// The gang of a pod that has no node, if it is in one that a PodGroup describes or should.
     pub(crate) fn gang_view(&self, pod: &PodFacts) -> Option<GangView> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
-        let min_count = match self.books.pod_group(gang).map(|facts| facts.policy) {
+        let described = self.books.pod_group(gang);
+        let min_count = match described.map(|facts| facts.policy) {
             None => None,
             Some(GroupPolicy::Gang(min_count)) => Some(min_count),
             Some(GroupPolicy::Basic | GroupPolicy::Unknown) => return None,
@@ -104,6 +107,7 @@ impl Known<'_> {
         Some(GangView {
             group: gang.clone(),
             min_count,
+            part_of: described.and_then(|facts| facts.part_of.clone()),
             pods: pods.into_iter().map(stands).collect(),
         })
     }

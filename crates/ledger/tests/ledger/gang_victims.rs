@@ -27,6 +27,7 @@ pub(crate) fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupF
         uid: name.into(),
         policy: GroupPolicy::Gang(min_count),
         disrupted_singly: singly,
+        part_of: None,
     }
 }
 
@@ -92,6 +93,18 @@ fn full() -> (Ledger, Vec<PodFacts>) {
     ledger.apply_pod(holder("y", "a-1", 10_000, 1));
     let pods = gang(&mut ledger, 2, &[10_000, 10_000]);
     (ledger, pods)
+}
+
+#[test]
+fn gang_that_is_a_part_of_a_whole_preempts_no_pod() {
+    let (mut ledger, _) = full();
+    for (part_of, victims) in [(Some("whole".into()), set(&[])), (None, set(&["x", "y"]))] {
+        ledger.apply_pod_group(PodGroupFacts {
+            part_of,
+            ..pod_group("g", 2, false)
+        });
+        assert_eq!(decide(&mut ledger, &[], 0), victims);
+    }
 }
 
 #[test]

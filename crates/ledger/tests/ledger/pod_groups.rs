@@ -18,6 +18,7 @@ fn pod_group(name: &str, uid: &str, policy: GroupPolicy) -> PodGroupFacts {
         uid: uid.into(),
         policy,
         disrupted_singly: false,
+        part_of: None,
     }
 }
 
@@ -318,6 +319,7 @@ fn pods_of_a_group_are_disrupted_alone_only_if_its_mode_says_so() {
     let all = pod_group("g", "g", GroupPolicy::Gang(2));
     let single = PodGroupFacts {
         disrupted_singly: true,
+        part_of: None,
         ..all.clone()
     };
     let basic = PodGroupFacts {

@@ -46,6 +46,7 @@ fn gang(ledger: &mut Ledger, sizes: impl Iterator<Item = u64>) {
         uid: "g".into(),
         policy: GroupPolicy::Gang(sizes.len()),
         disrupted_singly: true,
+        part_of: None,
     });
     for (number, mib) in sizes.into_iter().enumerate() {
         ledger.apply_pod(PodFacts {

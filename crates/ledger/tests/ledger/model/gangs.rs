@@ -46,6 +46,7 @@ impl World {
                 false => GroupPolicy::Gang(min_count),
             },
             disrupted_singly: single,
+            part_of: None,
             group: group.clone(),
         };
         self.server.set_group(group, Some(facts));

@@ -27,6 +27,10 @@ struct Chosen<'a> {
 impl Known<'_> {
     /// Who of the gang is where, if others may finish for it: it waits as a whole, and nothing is done for it yet.
     pub(super) fn waiting_gang(&self, gang: &Group, budget: &mut Budget) -> Option<Roll> {
+        // Victims for one part of a whole that may not fit would finish for nothing.
+        if self.books.pod_group(gang)?.part_of.is_some() {
+            return None;
+        }
         budget.charge(1 + self.books.members(gang).count());
         let roll = self.roll(gang, None, None)?;
         let wanted = roll.wanted();
