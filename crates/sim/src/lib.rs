@@ -13,4 +13,3 @@ pub mod report;
 pub mod stowed;
 pub mod synthetic;
 pub mod trace;
-pub mod window;

@@ -11,7 +11,6 @@ use clap::ValueEnum;
 use crate::hosts::{Host, Job, Models};
 use crate::random::Random;
 use crate::trace::{TraceNode, TracePod};
-use crate::window::Window;
 
 /// GPUs asked for, relative to those there are, at which arrivals end.
 const TUNE: f64 = 1.3;
@@ -109,8 +108,6 @@ pub struct Workload {
     pub wave: Option<Wave>,
     /// Who places pods without GPUs.
     pub cpu_pods: CpuPods,
-    /// The nodes that kube-scheduler shows gpustow's own policies for a pod.
-    pub window: Window,
     mode: Mode,
     models: Vec<String>,
     classes: HashMap<JobKind, usize>,
@@ -176,7 +173,6 @@ impl Workload {
             nodes: usize::MAX,
             wave: None,
             cpu_pods: CpuPods::Policy,
-            window: Window::default(),
             mode,
             models,
             classes: HashMap::new(),

@@ -12,7 +12,6 @@ use crate::hosts::{Host, Job};
 use crate::progress::Progress;
 use crate::protocol::{CpuPods, Workload};
 use crate::stowed::Settings;
-use crate::window::Looks;
 
 /// Where a policy puts a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,8 +49,8 @@ pub trait Placer {
         Vec::new()
     }
 
-    /// The pod `id` has left the host `from` and is there now. The hosts are as they are afterwards.
-    fn moved(&mut self, _hosts: &[Host], _id: usize, _job: &Job, _from: usize, _to: &Placed) {}
+    /// The pod `id` has moved there. The hosts are as they are afterwards.
+    fn moved(&mut self, _hosts: &[Host], _id: usize, _job: &Job, _to: &Placed) {}
 
     /// So many milliseconds have gone by since the beginning.
     fn at(&mut self, _now: u64) {}
@@ -64,11 +63,6 @@ pub trait Placer {
 
     /// The host, which holds no pod, is gone, and another like it has come.
     fn replaced(&mut self, _host: usize) {}
-
-    /// What sampling nodes did so far.
-    fn looks(&self) -> Looks {
-        Looks::default()
-    }
 }
 
 /// How much of a cluster is in one piece.
@@ -121,8 +115,6 @@ pub struct Run {
     pub unplaced_pct: f64,
     /// Time of each decision in nanoseconds, ascending.
     pub decision_ns: Vec<u64>,
-    /// What sampling nodes did.
-    pub looks: Looks,
 }
 
 /// What a pod's demand is called in reports.
@@ -175,11 +167,7 @@ pub fn replay(
 ) -> Result<Option<Run>> {
     let experiment = workload.experiment(seed);
     let mut hosts = experiment.hosts;
-    let settings = Settings {
-        window: workload.window,
-        ..Settings::default()
-    };
-    let mut placer = choice.placer(&hosts, &workload.jobs, seed, settings);
+    let mut placer = choice.placer(&hosts, &workload.jobs, seed, Settings::default());
     let mut waste = Fragmentation::new(TargetMix::of(&workload.jobs), &hosts);
     let sizes: Vec<(u64, u64)> = hosts.iter().map(|host| (host.cpu, host.ram)).collect();
     let capacity: u64 = hosts.iter().flat_map(|host| &host.left).sum();
@@ -236,7 +224,6 @@ pub fn replay(
     }
     run.unplaced_pct = 100.0 * unplaced as f64 / cards;
     run.decision_ns.sort_unstable();
-    run.looks = placer.looks();
     progress.done();
     Ok(Some(run))
 }

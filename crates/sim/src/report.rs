@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::replay::{Run, Whole};
-use crate::window::Sampled;
 
 /// Levels of arrivals, in percent of the cards, that tables show.
 pub const LEVELS: [u32; 5] = [90, 95, 100, 115, 130];
@@ -77,8 +76,6 @@ pub struct Summary {
     pub first_rejection_pct: Mean,
     /// Decision time in microseconds by quantile, over all decisions of all seeds.
     pub decision_us: BTreeMap<&'static str, f64>,
-    /// What sampling nodes did.
-    pub sampled: Sampled,
 }
 
 impl Summary {
@@ -139,7 +136,6 @@ impl Summary {
             unplaced,
             first_rejection_pct: mean(&|run| run.first_rejection),
             decision_us: [("p50", quantile(0.5)), ("p99", quantile(0.99))].into(),
-            sampled: Sampled::of(runs.iter().map(|run| run.looks)),
         }
     }
 }

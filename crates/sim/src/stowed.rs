@@ -10,7 +10,6 @@ use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
 use crate::hosts::{Host, Job, Models};
 use crate::replay::{Placed, Placer};
-use crate::window::{InUse, Looks, Sampler, Window};
 
 /// When places are kept for pods that wait, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +40,6 @@ pub struct Stowed {
     exclusive: bool,
     /// Of so many pods in a hundred the owner lets them be moved.
     evictable: usize,
-    /// Which nodes the ledger is asked about.
-    sampler: Sampler,
 }
 
 /// What gpustow's own policies are given beside the hosts.
@@ -54,8 +51,6 @@ pub struct Settings {
     pub evictable: usize,
     /// Nearly empty nodes are emptied.
     pub empties: bool,
-    /// The nodes that kube-scheduler shows for a pod.
-    pub window: Window,
 }
 
 impl Stowed {
@@ -80,7 +75,6 @@ impl Stowed {
         };
         Self {
             evictable: settings.evictable,
-            sampler: Sampler::new(hosts, settings.window),
             ..Self::with(hosts, config)
         }
     }
@@ -127,7 +121,6 @@ impl Stowed {
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
             evictable: 0,
-            sampler: Sampler::new(hosts, Window::default()),
         }
     }
 
@@ -193,70 +186,9 @@ impl Stowed {
 }
 
 impl Stowed {
-    /// The ledger's choice among the nodes shown.
-    fn choose(
-        &mut self,
-        hosts: &[Host],
-        job: &Job,
-        pod: &PodFacts,
-        shown: &[usize],
-    ) -> Option<usize> {
-        // The ledger would refuse the others one by one; most are full most of the time.
-        let fits = |at: &&usize| hosts[**at].fits(job);
-        let able: Vec<usize> = shown.iter().filter(fits).copied().collect();
-        let chosen = self.ask(pod, &able)?;
-        if job.gpus == 0 || self.sampler.window().is_all() || !hosts[chosen].is_empty() {
-            return Some(chosen);
-        }
-        let in_use = |at: &usize| !hosts[*at].is_empty() && hosts[*at].fits(job);
-        if !(0..hosts.len()).any(|at| in_use(&at)) {
-            return Some(chosen);
-        }
-        let mode = self.sampler.window().in_use;
-        if mode == InUse::Off {
-            self.sampler.looks.opened += 1;
-            return Some(chosen);
-        }
-        let better = self.better(hosts, pod, chosen, in_use);
-        let better = match (mode, better) {
-            (InUse::Prefer, Some(better)) if !able.contains(&better) => {
-                let shown: Vec<usize> = able.into_iter().filter(in_use).collect();
-                self.ask(pod, &shown)
-            }
-            (_, Some(better)) => self.ask(pod, &[better]),
-            (_, None) => None,
-        };
-        let looks = &mut self.sampler.looks;
-        if better.is_none() {
-            looks.opened += 1;
-        } else if mode == InUse::Nominate {
-            looks.nominated += 1;
-        }
-        better.or_else(|| self.ask(pod, &[chosen]))
-    }
-
-    /// The node in use that every node shown would have made the choice, if it is better than the empty one chosen.
-    fn better(
-        &mut self,
-        hosts: &[Host],
-        pod: &PodFacts,
-        chosen: usize,
-        in_use: impl Fn(&usize) -> bool,
-    ) -> Option<usize> {
-        let all: Vec<usize> = (0..hosts.len()).filter(in_use).collect();
-        let best = self.ask(pod, &all)?;
-        // What a node costs is seen while the pod's memory is reserved on another.
-        let cost = |stowed: &Self, at: usize| {
-            let choice = stowed.ledger.explain(pod, &stowed.names[at], stowed.now);
-            choice.ok().map(|choice| choice.cost)
-        };
-        let opened = cost(self, chosen)?;
-        self.ask(pod, &[chosen])?;
-        (cost(self, best)? < opened).then_some(best)
-    }
-
-    fn ask(&mut self, pod: &PodFacts, nodes: &[usize]) -> Option<usize> {
-        let candidates: Vec<&str> = nodes.iter().map(|at| &*self.names[*at]).collect();
+    /// The ledger's choice among these nodes.
+    fn ask(&mut self, pod: &PodFacts, nodes: impl Iterator<Item = usize>) -> Option<usize> {
+        let candidates: Vec<&str> = nodes.map(|at| &*self.names[at]).collect();
         let verdict = self.ledger.filter(&Ask::of(pod), &candidates, self.now);
         verdict.nodes.first()?.parse().ok()
     }
@@ -274,29 +206,9 @@ impl Placer for Stowed {
     fn place(&mut self, hosts: &[Host], job: &Job, id: usize) -> Option<Placed> {
         let pod = self.pod(id, job);
         self.ledger.apply_pod(pod.clone());
-        let counts = job.gpus > 0;
-        self.sampler.looks.attempts += usize::from(counts);
-        let (mut looked, mut further) = (0, 0);
-        // Windows of several workers have gaps: one round need not show every node.
-        let every = hosts.len() * self.sampler.window().workers.max(1);
-        let placed = loop {
-            let look = self.sampler.look(hosts, job);
-            if let Some(placed) = self.choose(hosts, job, &pod, &look.shown) {
-                break placed;
-            }
-            looked += look.processed;
-            let elsewhere = || hosts.iter().any(|host| host.fits(job));
-            if looked >= every || further == 0 && !elsewhere() {
-                return None;
-            }
-            further += 1;
-        };
-        let looks = &mut self.sampler.looks;
-        if counts && further > 0 {
-            looks.refused += 1;
-            looks.further += further;
-            looks.most = looks.most.max(further);
-        }
+        // The ledger would refuse the others one by one; most are full most of the time.
+        let able = (0..hosts.len()).filter(|at| hosts[*at].fits(job));
+        let placed = self.ask(&pod, able)?;
         let node = self.names.get(placed)?.clone();
         let assignment = self.ledger.begin_bind(&pod, &node, self.now).ok()?;
         let cards = assignment
@@ -305,20 +217,14 @@ impl Placer for Stowed {
             .filter_map(|(uuid, _)| index_of(uuid))
             .collect();
         self.ledger.end_bind(&pod, Outcome::Bound, self.now);
-        self.sampler.took(placed, job);
         Some(Placed {
             host: placed,
             cards,
         })
     }
 
-    fn left(&mut self, id: usize, job: &Job, placed: &Placed) {
+    fn left(&mut self, id: usize, _job: &Job, _placed: &Placed) {
         self.ledger.delete_pod(&id.to_string());
-        self.sampler.gave(placed.host, job);
-    }
-
-    fn looks(&self) -> Looks {
-        self.sampler.looks
     }
 
     fn beside(&mut self, id: usize, job: &Job, host: usize) {
@@ -327,7 +233,6 @@ impl Placer for Stowed {
             ..self.pod(id, job)
         };
         self.ledger.apply_pod(bound);
-        self.sampler.took(host, job);
     }
 
     fn tick(&mut self) {
@@ -371,7 +276,7 @@ impl Placer for Stowed {
         self.ledger.apply_node(self.nodes[host].clone());
     }
 
-    fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, from: usize, placed: &Placed) {
+    fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, placed: &Placed) {
         let mib = Mib(hosts[placed.host].charge(job));
         let uuids: Vec<Arc<str>> = placed
             .cards
@@ -392,8 +297,6 @@ impl Placer for Stowed {
         };
         self.ledger.delete_pod(&pod.uid);
         self.ledger.apply_pod(pod);
-        self.sampler.gave(from, job);
-        self.sampler.took(placed.host, job);
     }
 }
 

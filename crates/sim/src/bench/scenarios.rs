@@ -13,7 +13,6 @@ use crate::protocol::{Mode, Wave, Workload};
 use crate::random::Random;
 use crate::replay::Whole;
 use crate::trace::{self, TraceNode, TracePod};
-use crate::window::Window;
 
 const BINPACK: Choice = Choice::Own(PolicyKind::Binpack);
 const DEFAULT: &str = "default";
@@ -108,7 +107,6 @@ impl Openb {
             keep: None,
             moving: None,
             together: None,
-            window: Window::default(),
         })
     }
 

@@ -18,7 +18,6 @@ use crate::protocol::Workload;
 use crate::random::Random;
 use crate::replay::{Placed, Placer, kind};
 use crate::stowed::{Keep, Settings};
-use crate::window::{Looks, Window};
 
 pub use lifetimes::Lifetimes;
 use lifetimes::MEAN_MS;
@@ -56,8 +55,6 @@ pub struct Plan {
     /// Where a pod has ended, so many of those that wait longest and fit there are placed together, the largest first,
     /// and not each in its turn.
     pub together: Option<usize>,
-    /// The nodes that kube-scheduler shows gpustow's own policies for a pod.
-    pub window: Window,
 }
 
 /// How many pods may be moved.
@@ -90,8 +87,6 @@ pub struct ChurnRun {
     pub unused: f64,
     /// Hours of cards of such nodes.
     pub unused_hours: f64,
-    /// What sampling nodes did, from the start on.
-    pub looks: Looks,
 }
 
 /// One pod's life.
@@ -234,7 +229,7 @@ impl World {
         self.pods[from.host] -= 1;
         self.held += share(&self.hosts[to.host], &job);
         self.held -= share(&self.hosts[from.host], &job);
-        self.placer.moved(&self.hosts, id, &job, from.host, &to);
+        self.placer.moved(&self.hosts, id, &job, &to);
         self.moved.push_back(self.now);
         if self.now >= self.since {
             self.run.moves += 1.0;
@@ -393,7 +388,6 @@ pub fn churn(
                 keep: plan.keep,
                 evictable: plan.moving.map_or(0, |moving| moving.evictable),
                 empties: plan.moving.is_some_and(|moving| moving.empties),
-                window: plan.window,
             },
         ),
         pods: vec![0; hosts.len()],
@@ -462,7 +456,6 @@ pub fn churn(
     let came: u64 = lives.map(|life| life.job.demand()).sum();
     progress.done();
     let mut run = world.run;
-    run.looks = world.placer.looks();
     let scale = 100.0 / (cards as f64 * (end - since) as f64);
     run.unused_hours = run.unused / 1000.0 / (60.0 * MINUTE as f64);
     for sum in [

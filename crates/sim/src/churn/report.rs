@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::ChurnRun;
 use crate::report::Mean;
-use crate::window::Sampled;
 
 /// One policy at one load over all seeds. Percentages are of the cluster's cards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,8 +32,6 @@ pub struct ChurnSummary {
     pub unused_pct: Mean,
     /// Hours of such GPUs.
     pub unused_gpu_hours: Mean,
-    /// What sampling nodes did, from the start on.
-    pub sampled: Sampled,
     /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
     pub per_seed: Vec<[f64; 3]>,
 }
@@ -127,7 +124,6 @@ impl ChurnSummary {
             moves_per_hour: over(&|run| run.moves),
             unused_pct: over(&|run| run.unused),
             unused_gpu_hours: over(&|run| run.unused_hours),
-            sampled: Sampled::of(runs.iter().map(|run| run.looks)),
             per_seed: per_seed
                 .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
                 .collect(),

@@ -331,29 +331,3 @@ fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
     }
     Ok(())
 }
-
-#[test]
-fn windows_are_compared_with_all_nodes() -> Result<()> {
-    let folder = folder("windows")?;
-    let [nodes, pods] = lists(&folder)?;
-    let args = ["replay", "--nodes", &nodes, "--pods", &pods, "--seeds=42"];
-    let args = [&args[..], &["--window=100%,adaptive,1"]].concat();
-    let json = [&args[..], &["--output=json"]].concat();
-    let json: Value = serde_json::from_str(&printed(sim(&json).output()?)?)?;
-    let of = |name: &str, key: &str| json["policies"][name]["sampled"][key].as_f64();
-    assert!(of("tight, window 1", "refused_pct") > Some(0.0), "{json}");
-    assert!(of("tight, window 1", "further_max") > Some(0.0), "{json}");
-    // Of 48 nodes kube-scheduler looks at all.
-    let allocated = |name: &str| json["policies"][name]["allocation_pct"].clone();
-    assert_eq!(allocated("tight"), allocated("tight, window adaptive"));
-    let text = printed(sim(&args).output()?)?;
-    assert!(text.contains("more windows"), "{text}");
-
-    let args = ["churn", "--load=1.05", "--seeds=1", "--nodes-count=30"];
-    let args = [&args[..], &["--window=100%,1", "--output=json"]].concat();
-    let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
-    let of = |name: &str| json["loads"]["1.05"][name]["sampled"]["refused_pct"].as_f64();
-    assert_eq!(of("tight"), Some(0.0));
-    assert!(of("tight, window 1") > Some(0.0), "{json}");
-    Ok(())
-}

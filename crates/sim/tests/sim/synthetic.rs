@@ -8,7 +8,6 @@ use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::{Mode, Workload};
 use gpustow_sim::replay::{Run, replay};
 use gpustow_sim::synthetic;
-use gpustow_sim::window::{Enough, InUse, Window};
 
 fn workload(mode: Mode) -> Result<Workload> {
     Workload::new(synthetic::nodes(synthetic::NODES), synthetic::pods(), mode)
@@ -103,7 +102,6 @@ fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
         keep: None,
         moving: None,
         together: None,
-        window: Window::default(),
     };
     let mut results = Vec::new();
     for choice in [
@@ -129,70 +127,5 @@ fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
         ("tight", (88_212, 505), (91_563, 2540)),
     ];
     assert_eq!(results, expected);
-    Ok(())
-}
-
-/// A workload of more nodes than kube-scheduler always looks at.
-fn large() -> Result<Workload> {
-    Workload::new(synthetic::nodes(240), synthetic::pods(), Mode::Units)
-}
-
-fn tight(workload: &Workload, window: Window) -> Result<Run> {
-    let mut workload = workload.clone();
-    workload.window = window;
-    replayed(&workload, Choice::Own(PolicyKind::Tight), 42)
-}
-
-fn of(enough: Enough) -> Window {
-    Window {
-        enough,
-        ..Window::default()
-    }
-}
-
-#[test]
-fn a_window_of_all_nodes_decides_as_no_window_does() -> Result<()> {
-    let workload = large()?;
-    let [all, as_many] =
-        [Enough::Percent(100), Enough::Nodes(240)].map(|enough| tight(&workload, of(enough)));
-    let (all, as_many) = (all?, as_many?);
-    assert_eq!(all.allocated, as_many.allocated);
-    assert_eq!(all.unplaced, as_many.unplaced);
-    assert_eq!((all.looks.refused, all.looks.opened), (0, 0));
-    Ok(())
-}
-
-#[test]
-fn a_pod_refused_in_its_window_is_placed_by_a_later_one() -> Result<()> {
-    let workload = large()?;
-    let run = tight(&workload, of(Enough::Nodes(1)))?;
-    let looks = run.looks;
-    assert!(looks.refused > 0, "{looks:?}");
-    // A round of 240 nodes has no more windows than that.
-    let further = looks.refused..=240 * looks.refused;
-    assert!(further.contains(&looks.further), "{looks:?}");
-    assert!((1..240).contains(&looks.most), "{looks:?}");
-    Ok(())
-}
-
-#[test]
-fn nominated_pods_leave_nodes_empty_that_a_window_would_open() -> Result<()> {
-    let workload = large()?;
-    let window = of(Enough::Nodes(24));
-    let running = |window| -> Result<(f64, usize)> {
-        let run = tight(&workload, window)?;
-        let whole = run.whole.get(&5).context("no 5 %")?;
-        Ok((whole.running_pct, run.looks.nominated))
-    };
-    let sampled = running(window)?;
-    let nominated = running(Window {
-        in_use: InUse::Nominate,
-        ..window
-    })?;
-    assert_eq!(sampled.1, 0);
-    assert!(
-        nominated.1 > 0 && nominated.0 < sampled.0,
-        "{nominated:?} {sampled:?}"
-    );
     Ok(())
 }

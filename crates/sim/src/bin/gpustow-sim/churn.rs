@@ -13,7 +13,6 @@ use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
 use gpustow_sim::stowed::Keep;
 use gpustow_sim::synthetic;
-use gpustow_sim::window::{Window, sampled_table};
 use serde_json::json;
 
 use crate::{Output, Runs, read_nodes, read_pods};
@@ -140,7 +139,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         keep: None,
         moving: None,
         together: None,
-        window: Window::default(),
     };
     let runs = args.load.len().saturating_mul(args.keep.len());
     let empties: &[bool] = if args.empty_nodes {
@@ -165,9 +163,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
         let ways = ways.flat_map(|way| moves.iter().map(move |moves| (way, *moves)));
         let ways = ways.flat_map(|way| args.together.iter().map(move |count| (way, count.0)));
-        let ways = ways.flat_map(|way| args.runs.windows().map(move |window| (way, window)));
-        for ((((policy, after), (per_hour, empties)), together), window) in ways {
-            plan.window = window;
+        for (((policy, after), (per_hour, empties)), together) in ways {
             plan.together = together;
             let evictable = args.evictable.into();
             plan.moving = per_hour.map(|per_hour| Moving {
@@ -195,7 +191,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if let Some(together) = together {
                 name += &format!(", together {together}");
             }
-            name += &window.suffix();
             if !runs.is_empty() {
                 summaries.push((*load, name, ChurnSummary::of(&runs)));
             }
@@ -212,12 +207,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             if args.empty_nodes {
                 print!("\n{}", unused_table(&summaries));
-            }
-            if args.runs.samples() {
-                let lines = summaries.iter();
-                let lines =
-                    lines.map(|(load, name, summary)| (format!("{load} {name}"), &summary.sampled));
-                print!("\n{}", sampled_table(lines));
             }
         }
         Output::Json => {

@@ -15,7 +15,6 @@ use gpustow_sim::bench::bench;
 use gpustow_sim::progress::{INTERRUPTED, Progress, stop_at_ctrl_c};
 use gpustow_sim::protocol::Mode;
 use gpustow_sim::trace::{self, TraceNode, TracePod};
-use gpustow_sim::window::{Enough, InUse, Window};
 
 /// Replay workloads through gpustow's packing policies and through others'.
 ///
@@ -59,57 +58,21 @@ struct Runs {
     /// Policies, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "tight")]
     policy: Vec<Choice>,
-    /// Nodes that kube-scheduler shows gpustow's own policies for a pod: a percentage as in percentageOfNodesToScore,
-    /// adaptive, or a number of nodes; one or several. A pod that is refused is tried with the next window
-    #[arg(
-        long,
-        value_name = "N|P%",
-        value_delimiter = ',',
-        default_value = "100%"
-    )]
-    window: Vec<Enough>,
-    /// Goroutines of kube-scheduler that look at nodes at the same time. With one, windows do not overlap
-    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
-    window_workers: u8,
-    /// What to do for a pod for which its window would open an empty node, if every node shown would not
-    #[arg(long, value_enum, default_value = "off")]
-    in_use: InUse,
     /// How to print
     #[arg(long, value_enum, default_value = "table")]
     output: Output,
 }
 
 impl Runs {
-    fn windows(&self) -> impl Iterator<Item = Window> {
-        self.window.iter().map(|&enough| Window {
-            enough,
-            workers: self.window_workers.into(),
-            in_use: self.in_use,
-        })
-    }
-
-    fn samples(&self) -> bool {
-        self.windows().any(|window| !window.is_all())
-    }
-
     fn seeds(&self) -> RangeInclusive<u64> {
         self.seeds.0..=self.seeds.1
     }
 
-    fn of_each_policy(&self) -> usize {
-        count_of(self.seeds)
-    }
-
     fn count(&self) -> usize {
-        let runs = self.of_each_policy().saturating_mul(self.policy.len());
-        runs.saturating_mul(self.window.len())
+        let more = usize::try_from(self.seeds.1 - self.seeds.0);
+        let seeds = more.unwrap_or(usize::MAX).saturating_add(1);
+        seeds.saturating_mul(self.policy.len())
     }
-}
-
-/// How many seeds a range of them has.
-fn count_of((first, last): (u64, u64)) -> usize {
-    let more = usize::try_from(last - first);
-    more.unwrap_or(usize::MAX).saturating_add(1)
 }
 
 #[derive(Args)]

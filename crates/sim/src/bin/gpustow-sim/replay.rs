@@ -8,7 +8,6 @@ use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::{CpuPods, Wave, Workload};
 use gpustow_sim::replay::replay_all;
 use gpustow_sim::report::{Summary, table, whole_table};
-use gpustow_sim::window::sampled_table;
 use serde_json::json;
 
 use crate::{Output, Runs, read_nodes, read_pods};
@@ -55,23 +54,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut progress = Progress::new(args.runs.count());
     let mut summaries = Vec::new();
     for policy in &args.runs.policy {
-        for window in args.runs.windows() {
-            workload.window = window;
-            let runs = replay_all(&workload, *policy, args.runs.seeds(), &mut progress)?;
-            if !runs.is_empty() {
-                let name = format!("{policy}{}", window.suffix());
-                summaries.push((name, Summary::of(&runs)));
-            }
+        let runs = replay_all(&workload, *policy, args.runs.seeds(), &mut progress)?;
+        if !runs.is_empty() {
+            summaries.push((policy.to_string(), Summary::of(&runs)));
         }
     }
     match args.runs.output {
         Output::Table => {
             print!("{}\n{}", table(&summaries), whole_table(&summaries));
-            if args.runs.samples() {
-                let lines = summaries.iter();
-                let lines = lines.map(|(name, summary)| (name.clone(), &summary.sampled));
-                print!("\n{}", sampled_table(lines));
-            }
         }
         Output::Json => {
             let policies: BTreeMap<_, _> = summaries.into_iter().collect();
