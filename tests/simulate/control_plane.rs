@@ -297,10 +297,7 @@ fn simulated(script: Script) -> Result<Stage> {
         let story = Story::new();
         let server = Arc::new(Mutex::new(Server::new(story.clone())));
         let stage = Stage::new(Cluster::Simulated(server.clone()));
-        let beside = Beside {
-            link: Link::new(&server, 1),
-            extender: stage.extender(),
-        };
+        let beside = Beside::new(Link::new(&server, 1), stage.extender());
         let scheduler = Scheduler::new(
             &server,
             beside,

@@ -68,7 +68,7 @@ impl Scheduler {
             true => None,
             false => {
                 let body = json!({ "Pod": **pod, "NodeNameToMetaVictims": all });
-                let Some(answer) = self.call("preempt", &body).await else {
+                let Some(answer) = self.beside().extender.call("preempt", &body).await else {
                     return;
                 };
                 self.choose(pod, &answer)

@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::http::Request;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
 use gpustow_api::intree::nodes_to_find;
+use gpustow_simworld::Extender;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tower::ServiceExt as _;
 
 use crate::autoscaler::{allows, is_placeholder};
 use crate::cache::{Cache, Place};
@@ -29,7 +30,6 @@ use crate::story::Story;
 /// As in scheduler-config.
 pub(crate) const BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The coscheduling plugin's permitWaitingTimeSeconds.
 const GROUP: Duration = Duration::from_secs(60);
 /// Between two looks, at most, when something has happened.
@@ -39,7 +39,26 @@ const IDLE: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub(crate) struct Beside {
     pub(crate) link: Arc<Link>,
-    pub(crate) extender: Router,
+    pub(crate) extender: Extender,
+}
+
+impl Beside {
+    /// Calls and answers pass as the link lets them.
+    pub(crate) fn new(link: Arc<Link>, extender: Router) -> Self {
+        let between = link.clone();
+        let passes = from_fn(move |request: Request, next: Next| {
+            let link = between.clone();
+            async move {
+                let down = |_| StatusCode::BAD_GATEWAY;
+                link.pass().await.map_err(down)?;
+                let answer = next.run(request).await;
+                link.pass().await.map_err(down)?;
+                Ok::<_, StatusCode>(answer)
+            }
+        });
+        let extender = Extender(extender.layer(passes));
+        Self { link, extender }
+    }
 }
 
 /// One process of kube-scheduler, with the extender beside it.
@@ -350,31 +369,17 @@ impl Scheduler {
     }
 
     /// Which of these nodes the extender passes. None if it does not answer, or says that something is wrong.
-    pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<Vec<Value>> {
+    pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<Vec<String>> {
         locked(&self.server)
             .disruptions
             .note_shown(&uid(pod), nodes);
-        let body = json!({ "Pod": **pod, "NodeNames": nodes });
-        let answer = self.call("filter", &body).await?;
-        let error = answer["Error"].as_str().unwrap_or_default();
-        let passed = || answer["NodeNames"].as_array().cloned().unwrap_or_default();
-        error.is_empty().then(passed)
+        self.beside().extender.filter(pod, nodes).await
     }
 
     /// The one of these nodes that the extender likes best.
-    pub(crate) async fn best(&self, pod: &Copy, nodes: Vec<Value>) -> String {
-        let first = nodes.first().cloned().unwrap_or_default();
-        let best = match nodes.len() {
-            0 | 1 => first,
-            _ => {
-                let body = json!({ "Pod": **pod, "NodeNames": nodes });
-                let scores = self.call("prioritize", &body).await.unwrap_or_default();
-                let scores = scores.as_array().cloned().unwrap_or_default();
-                let best = scores.iter().max_by_key(|it| it["Score"].as_i64());
-                best.map_or(first, |it| it["Host"].clone())
-            }
-        };
-        best.as_str().unwrap_or_default().to_owned()
+    pub(crate) async fn best(&self, pod: &Copy, nodes: Vec<String>) -> String {
+        let best = self.beside().extender.best(pod, nodes, |_| 0).await;
+        best.unwrap_or_default()
     }
 
     pub(crate) fn assume(&self, pod: &Value, node: &str) {
@@ -401,12 +406,7 @@ impl Scheduler {
                 locked(&self.cache).wake();
                 return;
             }
-            let body = json!({
-                "PodName": pod["metadata"]["name"], "PodNamespace": pod["metadata"]["namespace"],
-                "PodUID": pod["metadata"]["uid"], "Node": node,
-            });
-            let answer = self.call("bind", &body).await;
-            let bound = answer.is_some_and(|answer| answer["Error"] == "");
+            let bound = self.beside().extender.bind(&pod, &node).await;
             if !bound {
                 self.fail(&pod);
                 // What it was assumed to hold is free.
@@ -453,23 +453,5 @@ impl Scheduler {
         if let Some((group, _)) = group(pod) {
             locked(&self.permits).retain(|_, it| it != group);
         }
-    }
-
-    /// Calls the extender; none if it does not answer.
-    pub(crate) async fn call(&self, verb: &str, body: &Value) -> Option<Value> {
-        let request = Request::post(format!("/{verb}"))
-            .header("host", "127.0.0.1:32766")
-            .header("content-type", "application/json")
-            .body(Body::from(body.to_string()))
-            .ok()?;
-        let Beside { link, extender } = self.beside();
-        let call = async {
-            link.pass().await.ok()?;
-            let answer = extender.oneshot(request).await.ok()?;
-            link.pass().await.ok()?;
-            let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
-            serde_json::from_slice(&body).ok()
-        };
-        timeout(HTTP_TIMEOUT, call).await.ok().flatten()
     }
 }

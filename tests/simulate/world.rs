@@ -246,8 +246,7 @@ impl World {
         let extender = Extender::new(args, link.client())?;
         extender.start();
         let health = extender.health();
-        let extender = extender.scheduler();
-        Ok((Beside { link, extender }, health))
+        Ok((Beside::new(link, extender.scheduler()), health))
     }
 
     pub(crate) fn live(&mut self, calm: bool) -> Result<()> {

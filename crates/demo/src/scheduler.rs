@@ -8,13 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use axum::http::Request;
 use gpustow_api::{NodeFacts, PodFacts, names};
-use gpustow_simworld::{Kind, locked};
+use gpustow_simworld::{Extender, Kind, key_of, locked};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Client;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -23,34 +20,6 @@ use super::workload::prefers;
 
 /// Before a pod is tried again whose bind failed, or an extender that answered with an error.
 const BACKOFF: Duration = Duration::from_millis(50);
-/// kube-scheduler's side of the extender protocol.
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Call<'a> {
-    pod: &'a Value,
-    nodes: Option<()>,
-    node_names: &'a [String],
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Filtered {
-    node_names: Option<Vec<String>>,
-    error: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Priority {
-    host: String,
-    score: i64,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Bound {
-    error: String,
-}
 
 /// What kube-scheduler sums up: thousandths of a core, bytes of host memory, MiB of GPU memory.
 #[derive(Clone, Copy, Default)]
@@ -99,7 +68,7 @@ struct PodInfo {
 /// The scheduler's state.
 pub(crate) struct Scheduler {
     server: Shared,
-    extender: Client,
+    extender: Extender,
     nodes: Vec<NodeInfo>,
     /// By UID, all that exist.
     pods: BTreeMap<String, PodInfo>,
@@ -117,7 +86,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// If a node cannot be read.
-    pub(crate) fn new(server: Shared, extender: Client, look: Duration) -> Result<Self> {
+    pub(crate) fn new(server: Shared, extender: Extender, look: Duration) -> Result<Self> {
         let (seen, nodes) = {
             let server = locked(&server);
             let nodes: Vec<_> = server.all(Kind::Node).cloned().collect();
@@ -246,38 +215,28 @@ impl Scheduler {
             self.sleep(uid, &object, true);
             return Ok(());
         }
-        let call = Call {
-            pod: &object,
-            nodes: None,
-            node_names: &candidates,
-        };
-        let filtered: Filtered = self.post("/filter", &call).await?;
-        let nodes = filtered.node_names.unwrap_or_default();
-        if !filtered.error.is_empty() {
-            sleep(BACKOFF).await;
-            self.wake(uid);
+        let Some(passed) = self.extender.filter(&object, &candidates).await else {
+            self.try_later(uid).await;
             return Ok(());
-        }
-        let node = match nodes.as_slice() {
-            [] => {
-                self.sleep(uid, &object, false);
-                return Ok(());
-            }
-            [one] => one.clone(),
-            several => self.best(&object, several).await?,
         };
-        let binding = json!({
-            "PodName": object["metadata"]["name"],
-            "PodNamespace": object["metadata"]["namespace"],
-            "PodUID": uid,
-            "Node": node,
-        });
-        let bound: Bound = self.post("/bind", &binding).await?;
-        if !bound.error.is_empty() {
-            sleep(BACKOFF).await;
-            self.wake(uid);
+        // kube-scheduler counts an extender's scores tenfold, and gives a preferred node 200 points by NodeAffinity.
+        let preferred = |name: &str| {
+            let node = self.nodes.iter().find(|node| *node.name == *name);
+            i64::from(node.is_some_and(|node| prefers(&object, &node.object))) * 20
+        };
+        let Some(node) = self.extender.best(&object, passed, preferred).await else {
+            self.sleep(uid, &object, false);
+            return Ok(());
+        };
+        if !self.extender.bind(&object, &node).await {
+            self.try_later(uid).await;
         }
         Ok(())
+    }
+
+    async fn try_later(&mut self, uid: &str) {
+        sleep(BACKOFF).await;
+        self.wake(uid);
     }
 
     /// The nodes whose sums have room: what NodeResourcesFit lets through.
@@ -287,27 +246,6 @@ impl Scheduler {
         fitting.map(|node| node.name.to_string()).collect()
     }
 
-    /// The best node by the extender's scores, tenfold as kube-scheduler counts them, and by the
-    /// pod's own preference at the weight that NodeAffinity has there.
-    async fn best(&self, pod: &Value, nodes: &[String]) -> Result<String> {
-        let call = Call {
-            pod,
-            nodes: None,
-            node_names: nodes,
-        };
-        let priorities: Vec<Priority> = self.post("/prioritize", &call).await?;
-        let best = priorities.into_iter().max_by_key(|priority| {
-            let mut nodes = self.nodes.iter();
-            let node = nodes.find(|node| *node.name == *priority.host);
-            let preferred = node.is_some_and(|node| prefers(pod, &node.object));
-            (
-                priority.score * 10 + i64::from(preferred) * 200,
-                Reverse(priority.host.clone()),
-            )
-        });
-        Ok(best.context("/prioritize named no node")?.host)
-    }
-
     /// Says in the pod that it fits nowhere, as kube-scheduler does, and lets it wait.
     fn sleep(&mut self, uid: &str, pod: &Value, by_sums: bool) {
         self.asleep.insert(uid.to_owned(), by_sums);
@@ -315,23 +253,7 @@ impl Scheduler {
             json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": refused}});
         // It may be gone; the next look tells.
-        let text = |field: &str| {
-            pod["metadata"][field]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let key = (Kind::Pod, text("namespace"), text("name"));
-        let _ = locked(&self.server).patch(key, &patch, true, true);
-    }
-
-    async fn post<T: DeserializeOwned>(&self, verb: &str, body: &impl Serialize) -> Result<T> {
-        let request = Request::post(verb)
-            .header("Host", "localhost")
-            .header("Content-Type", "application/json")
-            .body(serde_json::to_vec(body)?)?;
-        let answer = self.extender.request(request).await;
-        answer.with_context(|| format!("the extender's {verb}"))
+        let _ = locked(&self.server).patch(key_of(Kind::Pod, pod), &patch, true, true);
     }
 }
 

@@ -16,6 +16,7 @@ use gpustow_agent::devices::{Card, Memory, Reading};
 use gpustow_agent::sampler::Sampler;
 use gpustow_api::{config, names};
 use gpustow_pack::PolicyKind;
+use gpustow_simworld as simworld;
 use gpustow_simworld::{Change, Copy, Key, Kind, Refusal, Server, locked};
 use kube::Client;
 use serde_json::{Value, json};
@@ -121,7 +122,7 @@ impl World {
         };
         let ready = timeout(START, ready).await;
         ready.context("the extender does not become ready")??;
-        let extender = Client::new(extender.scheduler(), "default");
+        let extender = simworld::Extender(extender.scheduler());
         Scheduler::new(self.server.clone(), extender, LOOK)
     }
 

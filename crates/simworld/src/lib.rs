@@ -3,8 +3,10 @@
 //!
 //! [`Server`] keeps objects and the history that watches follow. [`Call`] is a request to it, understood. Who runs it
 //! decides what is in between: how long a message takes, what else is refused, and what must hold after a write.
+//! [`Extender`] is called as kube-scheduler calls it.
 
 mod call;
+mod extender;
 mod objects;
 mod patch;
 pub mod repeat;
@@ -13,7 +15,8 @@ mod server;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use call::{Call, line, refused};
-pub use objects::{Answer, Copy, Key, Kind, Objects, Refusal};
+pub use extender::Extender;
+pub use objects::{Answer, Copy, Key, Kind, Objects, Refusal, key_of};
 pub use patch::merge;
 pub use server::{Change, Server};
 

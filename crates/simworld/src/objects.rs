@@ -51,6 +51,16 @@ impl Kind {
 /// Kind, namespace (empty for none) and name.
 pub type Key = (Kind, String, String);
 
+/// The key of an object of that kind.
+#[must_use]
+pub fn key_of(kind: Kind, object: &Value) -> Key {
+    let text = |field: &str| {
+        let text = object["metadata"][field].as_str();
+        text.unwrap_or_default().to_owned()
+    };
+    (kind, text("namespace"), text("name"))
+}
+
 /// An object at one version.
 pub type Copy = Arc<Value>;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::objects::{Answer, Copy, Key, Kind, Objects, Refusal, conflict, not_found};
+use crate::objects::{Answer, Copy, Key, Kind, Objects, Refusal, conflict, key_of, not_found};
 use crate::patch::{conditions_of, merge, preconditions};
 use crate::repeat::time;
 
@@ -125,11 +125,7 @@ impl Server {
             let Some(object) = change.after.as_ref().or(change.before.as_ref()) else {
                 continue;
             };
-            let text = |field: &str| {
-                let text = object["metadata"][field].as_str();
-                text.unwrap_or_default().to_owned()
-            };
-            let key = (change.kind, text("namespace"), text("name"));
+            let key = key_of(change.kind, object);
             match &change.before {
                 Some(before) => self.objects.0.insert(key, before.clone()),
                 None => self.objects.0.remove(&key),

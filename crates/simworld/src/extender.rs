@@ -1,0 +1,77 @@
+//! kube-scheduler's calls of an extender, for whoever plays kube-scheduler.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tower::ServiceExt as _;
+
+/// `httpTimeout` in scheduler-config.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An extender, as kube-scheduler reaches it.
+#[derive(Clone, Debug)]
+pub struct Extender(pub Router);
+
+impl Extender {
+    /// The answer of a verb; none if there is none in time.
+    pub async fn call(&self, verb: &str, body: &Value) -> Option<Value> {
+        let request = Request::post(format!("/{verb}"))
+            .header("host", "127.0.0.1:32766")
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()))
+            .ok()?;
+        let call = async {
+            let answer = self.0.clone().oneshot(request).await.ok()?;
+            let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
+            serde_json::from_slice(&body).ok()
+        };
+        timeout(TIMEOUT, call).await.ok().flatten()
+    }
+
+    /// Which of these nodes it passes. None if it does not answer, or says that something is wrong.
+    pub async fn filter(&self, pod: &Value, nodes: &[String]) -> Option<Vec<String>> {
+        let body = json!({ "Pod": pod, "NodeNames": nodes });
+        let answer = self.call("filter", &body).await?;
+        let passed = answer["NodeNames"].as_array().into_iter().flatten();
+        let passed = passed.filter_map(|it| it.as_str().map(str::to_owned));
+        let error = answer["Error"].as_str().unwrap_or_default();
+        error.is_empty().then(|| passed.collect())
+    }
+
+    /// The best of these nodes by its scores and by what `own` adds to them; the first of equals by name, and the first
+    /// of all without scores. It is not asked about one node.
+    pub async fn best(
+        &self,
+        pod: &Value,
+        mut nodes: Vec<String>,
+        own: impl Fn(&str) -> i64,
+    ) -> Option<String> {
+        if nodes.len() > 1 {
+            let body = json!({ "Pod": pod, "NodeNames": nodes });
+            let scores = self.call("prioritize", &body).await.unwrap_or_default();
+            let scores = scores.as_array().into_iter().flatten();
+            let scores =
+                scores.filter_map(|it| Some((it["Host"].as_str()?, it["Score"].as_i64()?)));
+            let best = scores.max_by_key(|(node, score)| (score + own(node), Reverse(*node)));
+            if let Some((node, _)) = best {
+                return Some(node.to_owned());
+            }
+        }
+        (!nodes.is_empty()).then(|| nodes.swap_remove(0))
+    }
+
+    /// Has it bind the pod; false if it did not.
+    pub async fn bind(&self, pod: &Value, node: &str) -> bool {
+        let meta = &pod["metadata"];
+        let body = json!({
+            "PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node,
+        });
+        let answer = self.call("bind", &body).await;
+        answer.is_some_and(|answer| answer["Error"] == "")
+    }
+}
