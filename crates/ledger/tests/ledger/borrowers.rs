@@ -6,16 +6,8 @@ use gpustow_api::gpunode::PodUse;
 use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, node, pod, report, used};
+use crate::build::{ask, at, bound, card, node, pod, report, used, waiting};
 use crate::reclaim::{CARD, is, lent, refused, uses, victims, with_priority};
-
-/// A pod that kube-scheduler said is unschedulable, and of which no filter call told.
-fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        waiting: true,
-        ..pod(uid, mib)
-    }
-}
 
 #[test]
 fn borrowers_give_nothing_back_on_a_node_that_kube_scheduler_does_not_offer() {
@@ -27,7 +19,7 @@ fn borrowers_give_nothing_back_on_a_node_that_kube_scheduler_does_not_offer() {
         ledger.apply_pod(bound(uid, &card[..1], card, 5));
     }
     // Whether it could come is not known: it is woken, and kube-scheduler asks.
-    ledger.apply_pod(waits("p", 40));
+    ledger.apply_pod(waiting(0, pod("p", 40)));
     ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), []);
     let woken = ledger.wake(9, at(1));
@@ -127,13 +119,13 @@ fn reclaim_serves_a_pod_behind_any_number_that_it_cannot_help() {
     for index in 0..100 {
         let hopeless = PodFacts {
             priority: 9,
-            ..waits(&format!("hopeless{index:03}"), 101 + index)
+            ..waiting(0, pod(&format!("hopeless{index:03}"), 101 + index))
         };
         ledger.apply_pod(hopeless);
     }
     ledger.apply_pod(PodFacts {
         reserved_on: Some("a".into()),
-        ..waits("p", 60)
+        ..waiting(0, pod("p", 60))
     });
     ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "greedy", 60)]);
@@ -205,7 +197,7 @@ fn work_of(nodes: usize) -> (u64, u64) {
     for (index, name) in names.iter().enumerate().take(PODS) {
         ledger.apply_pod(PodFacts {
             reserved_on: Some(name.as_str().into()),
-            ..waits(&format!("p{index:02}"), 20 + index as u64)
+            ..waiting(0, pod(&format!("p{index:02}"), 20 + index as u64))
         });
     }
     let (mut most, mut looks) = (0, 0);

@@ -8,7 +8,7 @@ use gpustow_api::instances::{Instance, OnDemand, Profile};
 use gpustow_api::intree::Label;
 use gpustow_api::limit::Enforce;
 use gpustow_api::{Asks, Assignment, DisruptionBudget, NodeFacts, PodFacts, names};
-use gpustow_ledger::{Ask, Config, Ledger};
+use gpustow_ledger::{Ask, Config, Ledger, Reason};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
 
@@ -167,6 +167,43 @@ pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
     }
 }
 
+/// The same of a priority, on the node that the card is named after.
+pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
+    let node = card.split('-').next().unwrap_or_default();
+    PodFacts {
+        priority,
+        ..bound(uid, node, card, mib)
+    }
+}
+
+/// The same, started then.
+pub(crate) fn holder_since(
+    uid: &str,
+    card: &str,
+    mib: u64,
+    priority: i32,
+    started: i64,
+) -> PodFacts {
+    PodFacts {
+        started,
+        ..holder(uid, card, mib, priority)
+    }
+}
+
+/// The same pod, which kube-scheduler could not place and of which no call told.
+pub(crate) fn waiting(priority: i32, pod: PodFacts) -> PodFacts {
+    PodFacts {
+        priority,
+        waiting: true,
+        ..pod
+    }
+}
+
+/// Such a pod of priority 10.
+pub(crate) fn waits(uid: &str, mib: u64) -> PodFacts {
+    waiting(10, pod(uid, mib))
+}
+
 pub(crate) fn card(uuid: &str, total_mib: u64) -> Gpu {
     Gpu {
         uuid: uuid.into(),
@@ -209,12 +246,17 @@ pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
 pub(crate) fn configured(config: Config, nodes: &[(&str, &[u64])]) -> Ledger {
     let mut ledger = Ledger::new(config);
     for (name, sizes) in nodes {
-        ledger.apply_node(node(name));
-        let card = |(index, &size)| card(&format!("{name}-{index}"), size);
-        let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
-        ledger.apply_gpunode(name, report(&cards), at(0));
+        joins(&mut ledger, name, sizes);
     }
     ledger
+}
+
+/// A node comes, with cards of these sizes.
+pub(crate) fn joins(ledger: &mut Ledger, name: &str, sizes: &[u64]) {
+    ledger.apply_node(node(name));
+    let card = |(index, &size)| card(&format!("{name}-{index}"), size);
+    let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
+    ledger.apply_gpunode(name, report(&cards), at(0));
 }
 
 pub(crate) fn ask(pod: &PodFacts) -> Ask<'_> {
@@ -229,6 +271,12 @@ pub(crate) fn choose<'a>(
     now: Duration,
 ) -> Vec<&'a str> {
     ledger.filter(&ask(pod), nodes, now).nodes
+}
+
+/// Why the node is of no use to the pod.
+pub(crate) fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option<Reason> {
+    let refused = ledger.filter(&ask(pod), &[node], at(0)).refused;
+    refused.first().map(|(_, why)| *why)
 }
 
 /// How many pods wait for their bind, and the binds of how many are under way.

@@ -6,7 +6,7 @@ use gpustow_api::{Assignment, PodFacts};
 use gpustow_ledger::{BindRefusal, Config, Ledger, Outcome, Reason, Victims};
 use gpustow_pack::Refusal;
 
-use crate::build::{ask, at, bound, card, choose, computing, ledger, mps, node, pod, report};
+use crate::build::{at, bound, card, choose, computing, ledger, mps, node, pod, refused, report};
 
 const NO_COMPUTE: Reason = Reason::Fit(Refusal::NoCompute);
 
@@ -38,11 +38,6 @@ fn compute(ledger: &Ledger) -> u16 {
     let snapshot = ledger.snapshot(at(0));
     let node = snapshot.iter().find(|node| &*node.name == "a");
     node.map_or(0, |node| node.cards[0].compute.free)
-}
-
-fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option<Reason> {
-    let refused = ledger.filter(&ask(pod), &[node], at(0)).refused;
-    refused.first().map(|(_, why)| *why)
 }
 
 /// Why the bind is refused, if it is.

@@ -8,7 +8,7 @@ use gpustow_ledger::{BindRefusal, Config, Ledger, Problem, Reason};
 use gpustow_pack::Refusal;
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report};
+use crate::build::{ask, at, bound, card, choose, joins, ledger, node, pod, report};
 
 fn cordon(ledger: &mut Ledger, uuids: &[&str]) {
     ledger.apply_node(NodeFacts {
@@ -133,8 +133,7 @@ fn reservations_pass_over_a_node_that_is_gone() {
         ..Config::default()
     });
     for name in ["a", "b"] {
-        ledger.apply_node(node(name));
-        ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+        joins(&mut ledger, name, &[100]);
     }
     ledger.apply_pod(bound("one", "b", "b-0", 60));
     ledger.delete_node("a");

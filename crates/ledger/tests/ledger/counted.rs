@@ -11,6 +11,7 @@ use gpustow_pack::Rules;
 use crate::act::Act as _;
 use crate::build::{
     at, bound, card, choose, computing, configured, ledger, mps, node, offer_all, pod, report,
+    waiting,
 };
 use crate::rules::with;
 
@@ -25,14 +26,6 @@ fn apart(pod: PodFacts) -> PodFacts {
 
 fn of_priority(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts { priority, ..pod }
-}
-
-/// A pod of priority 10 that kube-scheduler could not place.
-fn waits(pod: PodFacts) -> PodFacts {
-    PodFacts {
-        waiting: true,
-        ..of_priority(10, pod)
-    }
 }
 
 fn leaving(pod: PodFacts) -> PodFacts {
@@ -82,7 +75,7 @@ fn gets(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> Option<String> {
 #[test]
 fn room_kept_for_a_preemptor_goes_to_no_pod_of_its_anti_affinity_group() {
     let mut ledger = configured(preempting(), &[("a", &[100, 100])]);
-    let p = apart(waits(pod("p", 80)));
+    let p = apart(waiting(10, pod("p", 80)));
     chosen(&mut ledger, &p);
     ledger.apply_pod(leaving(of_priority(1, bound("x", "a", "a-0", 40))));
     let q = apart(pod("q", 20));
@@ -98,7 +91,7 @@ fn last_pod_slot_of_a_node_is_kept_for_a_preemptor() {
         pods: Some(3),
         ..node("a")
     });
-    let p = waits(pod("p", 80));
+    let p = waiting(10, pod("p", 80));
     chosen(&mut ledger, &p);
     ledger.apply_pod(leaving(of_priority(1, bound("x", "a", "a-0", 40))));
     // One slot is free, and the victim leaves one more: that is the preemptor's.
@@ -114,7 +107,7 @@ fn preempt_sees_that_room_is_kept_for_a_pod_of_the_same_anti_affinity_group() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(PodFacts {
         nominated: Some("a".into()),
-        ..apart(waits(pod("p", 50)))
+        ..apart(waiting(10, pod("p", 50)))
     });
     let fits = |pod: &PodFacts| {
         let budget = &mut ledger.budget();
@@ -176,7 +169,7 @@ fn reservation_is_made_on_a_gpu_that_a_replica_of_the_pod_must_leave() {
     ledger.apply_pod(apart(bound("r0", "a", "a-0", 30)));
     ledger.apply_pod(apart(bound("r1", "a", "a-1", 30)));
     // Memory alone would suffice.
-    let p = apart(waits(pod("p", 60)));
+    let p = apart(waiting(10, pod("p", 60)));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
     let report = ledger.report(&Arc::new(p.clone()), at(121));
@@ -215,7 +208,7 @@ fn last_mps_client_of_a_gpu_is_kept_for_a_nominated_pod() {
         }
         ledger.apply_pod(PodFacts {
             nominated: Some("a".into()),
-            ..waits(computing(pod("p", 1), 1))
+            ..waiting(10, computing(pod("p", 1), 1))
         });
         let late = computing(pod("late", 1), 1);
         let nodes = choose(&mut ledger, &late, &["a"], at(1));

@@ -4,7 +4,7 @@ use gpustow_api::{Group, NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, pod, protect, report};
+use crate::build::{at, bound, card, choose, joins, node, pod, protect, report, waiting};
 use crate::fragmented::leaving;
 use crate::moving::on;
 
@@ -199,10 +199,7 @@ fn no_node_is_emptied_beyond_the_rate_or_against_a_budget() {
 
 #[test]
 fn no_node_is_emptied_while_a_pod_waits() {
-    let waits = PodFacts {
-        waiting: true,
-        ..pod("p", 150)
-    };
+    let waits = waiting(0, pod("p", 150));
     let mut ledger = nearly_empty();
     ledger.apply_pod(waits.clone());
     assert_eq!(begins(&mut ledger, 9, 0), None);
@@ -318,9 +315,7 @@ fn one_look_at_nodes_costs_no_more_with_five_hundred_than_with_fifty() {
         ledger.tell_time(DAWN);
         for number in 0..nodes {
             let name = format!("n{number}");
-            ledger.apply_node(node(&name));
-            let cards = [0, 1, 2, 3].map(|at| card(&format!("{name}-{at}"), 100));
-            ledger.apply_gpunode(&name, report(&cards), at(0));
+            joins(&mut ledger, &name, &[100; 4]);
             // No two of these fit on one GPU, and all GPUs hold one.
             for index in 0..4 {
                 let uid = format!("{name}-{index}");

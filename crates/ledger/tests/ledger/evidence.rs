@@ -7,7 +7,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report};
+use crate::build::{asking, at, bound, card, choose, node, offer_all, report, waiting, waits};
 
 /// A ledger that preempts, with these nodes and the sizes of their cards. On each card is a pod of priority 1 that holds
 /// 40, and is named like the card.
@@ -46,15 +46,6 @@ pub(crate) fn low(card: &str) -> PodFacts {
         priority: 1,
         evictable: Some("its-replicaset".into()),
         ..bound(card, node, card, 40)
-    }
-}
-
-/// A pod of priority 10 that kube-scheduler could not place.
-pub(crate) fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        priority: 10,
-        waiting: true,
-        ..pod(uid, mib)
     }
 }
 
@@ -323,11 +314,7 @@ fn looks(nodes: usize, gpus: u32) -> (u64, u64) {
             ..waits(&format!("large{number}"), 101 + number)
         });
     }
-    let p = PodFacts {
-        priority: 10,
-        waiting: true,
-        ..asking("p", &[(gpus, mib)])
-    };
+    let p = waiting(10, asking("p", &[(gpus, mib)]));
     ledger.apply_pod(p);
     let mut most = 0;
     for second in 0..100 {

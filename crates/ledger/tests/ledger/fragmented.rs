@@ -8,7 +8,8 @@ use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
 use crate::build::{
-    asking, at, bound, card, choose, configured, node, offer_all, pod, protect, report, used,
+    asking, at, card, choose, configured, holder_since as holder, joins, offer_all, pod, protect,
+    report, used, waiting, waits,
 };
 use crate::model::Random;
 
@@ -21,29 +22,10 @@ fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     configured(config, nodes)
 }
 
-/// A bound pod of that priority, started then.
-fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
-    let node = card.split('-').next().unwrap_or_default();
-    PodFacts {
-        priority,
-        started,
-        ..bound(uid, node, card, mib)
-    }
-}
-
 pub(crate) fn leaving(pod: PodFacts) -> PodFacts {
     PodFacts {
         deleting: true,
         ..pod
-    }
-}
-
-/// A pod of priority 10 that kube-scheduler could not place.
-pub(crate) fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        priority: 10,
-        waiting: true,
-        ..pod(uid, mib)
     }
 }
 
@@ -144,8 +126,7 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
 fn what_kube_schedulers_own_preemption_answers_is_left_to_it() {
     let mut ledger = fragmented();
     // On b the sum is short, and kube-scheduler knows whom to evict.
-    ledger.apply_node(node("b"));
-    ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(0));
+    joins(&mut ledger, "b", &[100]);
     ledger.apply_pod(holder("z", "b-0", 90, 5, 0));
     assert!(due(&mut ledger, 3).is_empty());
     // A holder whom it may not evict changes that.
@@ -340,11 +321,7 @@ fn whoever_asks_for_several_cards_gets_them_on_one_node() {
     ledger.apply_pod(holder("x", "a-0", 40, 1, 5));
     ledger.apply_pod(holder("y", "a-1", 40, 2, 5));
     ledger.apply_pod(holder("z", "a-2", 40, 3, 5));
-    let asks = PodFacts {
-        priority: 10,
-        waiting: true,
-        ..asking("p", &[(2, 80)])
-    };
+    let asks = waiting(10, asking("p", &[(2, 80)]));
     ledger.apply_pod(asks);
     assert_eq!(due(&mut ledger, 3), ["p"]);
     assert_eq!(victims(&ledger, "p", 3), ["y", "x"]);

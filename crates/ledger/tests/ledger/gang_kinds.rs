@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use gpustow_api::intree::Label;
-use gpustow_api::{GroupPolicy, NodeFacts, PodFacts, PodGroupFacts};
+use gpustow_api::{GroupPolicy, NodeFacts, PodGroupFacts};
 use gpustow_ledger::Ledger;
 use serde_json::json;
 
 use crate::act::Act as _;
-use crate::build::{at, card, choose, node, placed_by, pod, report};
-use crate::gang_victims::{holder, in_group, ledger, pod_group, preemptions, set};
+use crate::build::{at, card, choose, holder, node, placed_by, report, waits};
+use crate::gang_victims::{in_group, ledger, pod_group, preemptions, set};
 
 /// Looks for some seconds; who finishes then, and for whom.
 fn looks(ledger: &mut Ledger, seconds: std::ops::Range<u64>) -> Vec<(String, String)> {
@@ -29,14 +29,6 @@ fn looks(ledger: &mut Ledger, seconds: std::ops::Range<u64>) -> Vec<(String, Str
     Vec::new()
 }
 
-fn high(name: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        priority: 10,
-        waiting: true,
-        ..pod(name, mib)
-    }
-}
-
 #[test]
 fn pod_of_a_basic_group_preempts_on_a_full_node_as_one_without_a_group() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
@@ -46,7 +38,7 @@ fn pod_of_a_basic_group_preempts_on_a_full_node_as_one_without_a_group() {
         policy: GroupPolicy::Basic,
         ..pod_group("g", 0, true)
     });
-    ledger.apply_pod(in_group("g", high("p", 100)));
+    ledger.apply_pod(in_group("g", waits("p", 100)));
     let expected = vec![("x".to_owned(), "p".to_owned())];
     assert_eq!(looks(&mut ledger, 0..5), expected);
 }
@@ -59,7 +51,7 @@ fn pod_beyond_min_count_preempts_on_a_full_node_and_where_memory_is_fragmented()
         ledger.apply_pod(holder("y", "a-1", held, 2));
         ledger.apply_pod_group(pod_group("g", 1, true));
         ledger.apply_pod(in_group("g", holder("first", "a-2", 100, 10)));
-        let p = in_group("g", high("p", 70));
+        let p = in_group("g", waits("p", 70));
         ledger.apply_pod(p.clone());
         if held < 100 {
             assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
@@ -83,7 +75,7 @@ fn gang_for_two_kinds_of_node_preempts_on_both_though_kube_scheduler_asks_about_
     ledger.apply_pod_group(pod_group("g", 3, true));
     let pods = [("g0", "leader"), ("g1", "worker"), ("g2", "worker")].map(|(name, kind)| {
         let spec = json!({ "nodeSelector": { "kind": kind } });
-        in_group("g", placed_by(high(name, 70 + 1), spec))
+        in_group("g", placed_by(waits(name, 70 + 1), spec))
     });
     pods.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
     assert!(choose(&mut ledger, &pods[0], &["a"], at(0)).is_empty());

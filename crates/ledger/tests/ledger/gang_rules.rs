@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::build::{asking, assumed, at, card, node, report};
+use crate::build::{asking, assumed, at, joins};
 use crate::pod_groups::gang;
 use crate::rules::with;
 
@@ -123,10 +123,7 @@ fn gang_with_rules_is_placed_where_an_exhaustive_search_places_it() {
             ..Config::default()
         });
         for (name, cards) in NAMES.iter().zip(&nodes) {
-            let cards = cards.iter().enumerate();
-            let cards = cards.map(|(index, mib)| card(&format!("{name}-{index}"), *mib));
-            ledger.apply_node(node(name));
-            ledger.apply_gpunode(name, report(&cards.collect::<Vec<_>>()), at(0));
+            joins(&mut ledger, name, cards);
         }
         let members = wishes
             .iter()

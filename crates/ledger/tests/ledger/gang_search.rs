@@ -5,7 +5,7 @@ use gpustow_pack::PolicyKind;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::build::{asking, assumed, at, card, node, report};
+use crate::build::{asking, assumed, at, joins};
 use crate::pod_groups::gang;
 
 /// Can so many of these be placed at the same time? Every way is tried.
@@ -55,10 +55,7 @@ fn gang_is_placed_where_an_exhaustive_search_places_it() {
             ..Config::default()
         });
         for (name, cards) in names.iter().zip(&nodes) {
-            let cards = cards.iter().enumerate();
-            let cards = cards.map(|(index, mib)| card(&format!("{name}-{index}"), *mib));
-            ledger.apply_node(node(name));
-            ledger.apply_gpunode(name, report(&cards.collect::<Vec<_>>()), at(0));
+            joins(&mut ledger, name, cards);
         }
         let count = pods.len();
         let members = pods.iter().enumerate();

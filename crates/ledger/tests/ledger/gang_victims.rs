@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use crate::act::Act as _;
 use crate::build::{
-    at, bound, card, choose, configured, node, offer_all, pod, protect, report, used,
+    at, card, choose, configured, holder, joins, offer_all, pod, protect, report, used,
 };
 
 pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
@@ -35,15 +35,6 @@ pub(crate) fn in_group(name: &str, pod: PodFacts) -> PodFacts {
     PodFacts {
         group: Some(Group::in_tree("default", name)),
         ..pod
-    }
-}
-
-/// A bound pod of that priority.
-pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
-    let node = card.split('-').next().unwrap_or_default();
-    PodFacts {
-        priority,
-        ..bound(uid, node, card, mib)
     }
 }
 
@@ -172,8 +163,7 @@ fn no_pod_finishes_for_a_gang_that_never_preempts_or_would_not_fit_anyway() {
 #[test]
 fn no_pod_finishes_where_kube_scheduler_did_not_offer_the_node() {
     let (mut ledger, pods) = full();
-    ledger.apply_node(node("b"));
-    ledger.apply_gpunode("b", report(&[card("b-0", 15_000)]), at(0));
+    joins(&mut ledger, "b", &[15_000]);
     assert!(choose(&mut ledger, &pods[0], &["b"], at(0)).is_empty());
     for second in [0, 3] {
         assert!(ledger.fragmented(at(second)).is_empty());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Outcome};
 
-use crate::build::{assumed, at, card, choose, free, ledger, node, pod, report};
+use crate::build::{assumed, at, choose, free, joins, ledger, pod};
 
 /// One pod of a group, which wants a whole card.
 fn member(group: &str, number: usize) -> PodFacts {
@@ -86,8 +86,7 @@ fn queued_pod_is_not_stalled_while_the_leader_may_assume_a_gang_in_its_room() {
         queue: true,
         ..Config::default()
     });
-    standby.apply_node(node("n"));
-    standby.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+    joins(&mut standby, "n", &[100]);
     standby.apply_pod(PodFacts {
         queued: true,
         ..pod("queued", 100)

@@ -5,7 +5,7 @@ use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::Mib;
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
+use crate::build::{at, bound, card, choose, node, pod, report, requesting, used, waits};
 
 /// A node of two cards of 100 MiB, 4,000 m of CPU and 4,000 MiB.
 fn small(config: Config) -> Ledger {
@@ -27,15 +27,6 @@ fn cpu(milli: u64, pod: PodFacts) -> PodFacts {
 /// The same pod, which asks for so much memory of the host.
 fn ram(mib: u64, pod: PodFacts) -> PodFacts {
     requesting(pod, |request| request.ram = Mib(mib).into())
-}
-
-/// A pod of priority 10 that kube-scheduler could not place.
-fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        priority: 10,
-        waiting: true,
-        ..pod(uid, mib)
-    }
 }
 
 /// It asks about `a`. True if it gets it.

@@ -6,7 +6,9 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, configured, ledger, node, offer_all, pod, report, used};
+use crate::build::{
+    ask, at, bound, card, configured, ledger, node, offer_all, pod, report, used, waiting,
+};
 
 fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {
     let leaving: Vec<Arc<str>> = leaving.iter().map(|uid| (*uid).into()).collect();
@@ -162,11 +164,7 @@ fn pod_fits_where_the_extender_preempts_for_it_though_the_victim_does_not_termin
     for (uid, card, mib) in [("x", "a-0", 60), ("y", "a-1", 70)] {
         ledger.apply_pod(bound(uid, "a", card, mib));
     }
-    let waits = PodFacts {
-        priority: 10,
-        waiting: true,
-        ..pod("p", 60)
-    };
+    let waits = waiting(10, pod("p", 60));
     ledger.apply_pod(waits.clone());
     offer_all(&mut ledger, at(0));
     for second in 0..3 {

@@ -10,7 +10,8 @@ use gpustow_ledger::{BindRefusal, Ledger, Outcome, Reason, Victims};
 use gpustow_pack::Refusal;
 
 use crate::build::{
-    ask, at, bound, card, choose, exclusive, isolated, ledger, makes_instances, node, pod, report,
+    at, bound, card, choose, exclusive, isolated, ledger, makes_instances, node, pod, refused,
+    report,
 };
 
 const NO_SLICES: Option<Reason> = Some(Reason::Fit(Refusal::NoSlices));
@@ -59,11 +60,6 @@ fn holder(uid: &str, start: u8, slices: u8) -> PodFacts {
         assignment,
         ..isolated(pod)
     }
-}
-
-fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option<Reason> {
-    let refused = ledger.filter(&ask(pod), &[node], at(0)).refused;
-    refused.first().map(|(_, why)| *why)
 }
 
 /// The instance that a pod is bound with.

@@ -7,7 +7,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Moves};
 use gpustow_pack::Mib;
 
-use crate::build::{asking, at, bound, card, exclusive, ledger, node, pod, report};
+use crate::build::{asking, at, bound, exclusive, joins, ledger, node, pod};
 use crate::model::Random;
 
 /// A bound pod that may be moved.
@@ -135,8 +135,7 @@ fn preempting_for_fragmented_memory_comes_before_moving() {
         ..Config::default()
     };
     let mut ledger = Ledger::new(config);
-    ledger.apply_node(node("a"));
-    ledger.apply_gpunode("a", report(&[card("a-0", 100), card("a-1", 100)]), at(0));
+    joins(&mut ledger, "a", &[100, 100]);
     ledger.apply_pod(evictable("x", "a-0", 40));
     ledger.apply_pod(evictable("y", "a-1", 40));
     assert_eq!(said(plan(&ledger, pod("p", 80))), ["x to a-1"]);

@@ -4,7 +4,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, offer_all, pod, protect, report};
+use crate::build::{at, bound, card, choose, joins, offer_all, pod, protect, report, waiting};
 
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.
 fn fragmented() -> Ledger {
@@ -14,13 +14,12 @@ fn fragmented() -> Ledger {
     };
     let mut ledger = Ledger::new(config);
     for name in ["a", "b"] {
-        ledger.apply_node(node(name));
-        ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+        joins(&mut ledger, name, &[100]);
     }
     ledger.apply_pod(evictable("x", "a-0", 40));
     ledger.apply_pod(evictable("y", "b-0", 30));
     ledger.apply_pod(bound("z", "b", "b-0", 10));
-    ledger.apply_pod(waits("p", 80));
+    ledger.apply_pod(waiting(0, pod("p", 80)));
     ledger
 }
 
@@ -31,9 +30,7 @@ fn in_pieces(config: Config) -> Ledger {
         ..config
     });
     for name in ["a", "b"] {
-        ledger.apply_node(node(name));
-        let cards = [0, 1].map(|index| card(&format!("{name}-{index}"), 100));
-        ledger.apply_gpunode(name, report(&cards), at(0));
+        joins(&mut ledger, name, &[100; 2]);
         let full = format!("{name}-1");
         ledger.apply_pod(bound(&format!("f{name}"), name, &full, 70));
     }
@@ -58,18 +55,11 @@ fn leaving(uid: &str, card: &str, mib: u64) -> PodFacts {
     }
 }
 
-fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        waiting: true,
-        ..pod(uid, mib)
-    }
-}
-
 /// A pod of the same controller as those that may move.
 fn successor(uid: &str, mib: u64) -> PodFacts {
     PodFacts {
         evictable: Some("its-replicaset".into()),
-        ..waits(uid, mib)
+        ..waiting(0, pod(uid, mib))
     }
 }
 
@@ -113,9 +103,17 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     assert_eq!(moving(&mut ledger, 7), on("b", &["y"]));
     // One at a time, and nobody gets what is kept: 60 of a-0 for p's 80 are none of it, 30 for y's successor are.
     assert!(ledger.defragment(5, at(60)).is_none());
-    assert!(choose(&mut ledger, &waits("late", 40), &["a", "b"], at(7)).is_empty());
+    assert!(
+        choose(
+            &mut ledger,
+            &waiting(0, pod("late", 40)),
+            &["a", "b"],
+            at(7)
+        )
+        .is_empty()
+    );
     assert_eq!(
-        choose(&mut ledger, &waits("small", 25), &["a"], at(7)),
+        choose(&mut ledger, &waiting(0, pod("small", 25)), &["a"], at(7)),
         ["a"]
     );
 
@@ -127,19 +125,19 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     assert_eq!(choose(&mut ledger, &comes, &["a", "b"], at(8)), ["a"]);
     ledger.apply_pod(evictable("y2", "a-0", 30));
     ledger.delete_pod("y");
-    assert!(choose(&mut ledger, &waits("late", 40), &["b"], at(9)).is_empty());
+    assert!(choose(&mut ledger, &waiting(0, pod("late", 40)), &["b"], at(9)).is_empty());
     assert_eq!(
-        choose(&mut ledger, &waits("p", 80), &["a", "b"], at(9)),
+        choose(&mut ledger, &waiting(0, pod("p", 80)), &["a", "b"], at(9)),
         ["b"]
     );
     assert_eq!(moving(&mut ledger, 9), None);
     // Nothing is kept any more: 100 less 40, 25 and 30, and less 10 and 80, is all that there is.
     assert_eq!(
-        choose(&mut ledger, &waits("five", 5), &["a"], at(10)),
+        choose(&mut ledger, &waiting(0, pod("five", 5)), &["a"], at(10)),
         ["a"]
     );
     assert_eq!(
-        choose(&mut ledger, &waits("ten", 10), &["b"], at(10)),
+        choose(&mut ledger, &waiting(0, pod("ten", 10)), &["b"], at(10)),
         ["b"]
     );
 }
@@ -147,7 +145,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
 #[test]
 fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
     let mut off = Ledger::new(Config::default());
-    off.apply_pod(waits("p", 80));
+    off.apply_pod(waiting(0, pod("p", 80)));
     assert!(off.defragment(5, at(60)).is_none());
 
     assert!(!decide(&mut fragmented(), &[], 0, 6));
@@ -176,7 +174,7 @@ fn room_is_given_up_in_time_and_not_tried_there_again() {
     let over = 6 + Config::default().reclaim_for.as_secs() + 40;
     assert_eq!(moving(&mut ledger, over), None);
     // y stayed: nothing is kept for its successor either.
-    let late = choose(&mut ledger, &waits("late", 60), &["a"], at(over));
+    let late = choose(&mut ledger, &waiting(0, pod("late", 60)), &["a"], at(over));
     assert_eq!(late, ["a"]);
     ledger.delete_pod("late");
     // Nobody moves for it elsewhere before a pause.
@@ -194,7 +192,7 @@ fn who_left_for_nothing_finds_a_place_all_the_same() {
     // The pod that it was for is deleted meanwhile.
     ledger.delete_pod("p");
     assert_eq!(moving(&mut ledger, 7), None);
-    assert!(choose(&mut ledger, &waits("late", 60), &["a"], at(7)).is_empty());
+    assert!(choose(&mut ledger, &waiting(0, pod("late", 60)), &["a"], at(7)).is_empty());
     assert_eq!(
         choose(&mut ledger, &successor("y2", 30), &["a"], at(7)),
         ["a"]
@@ -208,7 +206,10 @@ fn who_left_for_nothing_finds_a_place_all_the_same() {
     let over = at(6 + 2 * Config::default().reclaim_for.as_secs() + 40);
     ledger.apply_gpunode("a", report(&[card("a-0", 100)]), over);
     ledger.fragmented(over);
-    assert_eq!(choose(&mut ledger, &waits("late", 60), &["a"], over), ["a"]);
+    assert_eq!(
+        choose(&mut ledger, &waiting(0, pod("late", 60)), &["a"], over),
+        ["a"]
+    );
 }
 
 #[test]
@@ -248,7 +249,7 @@ fn first_move(
                 ledger.apply_gpunode(name, status, at(second));
             }
             if !offered.is_empty() {
-                assert!(choose(ledger, &waits("p", 80), offered, at(second)).is_empty());
+                assert!(choose(ledger, &waiting(0, pod("p", 80)), offered, at(second)).is_empty());
             }
         }
         if ledger.defragment(5, at(second)).is_some() {
@@ -264,7 +265,7 @@ fn no_pod_moves_on_a_node_that_kube_scheduler_does_not_offer() {
     // The least would move from b.
     let waiting = || {
         let mut ledger = in_pieces(Config::default());
-        ledger.apply_pod(waits("p", 80));
+        ledger.apply_pod(waiting(0, pod("p", 80)));
         ledger
     };
     let mut ledger = waiting();
@@ -292,7 +293,7 @@ fn queued_pod_is_ungated_so_that_kube_scheduler_asks() {
     ledger.apply_pod(PodFacts {
         queued: true,
         waiting: false,
-        ..waits("p", 80)
+        ..waiting(0, pod("p", 80))
     });
     assert_eq!(first_move(&mut ledger, &[], 0..10), None);
     let woken = ledger.wake(9, at(10));
@@ -305,8 +306,7 @@ fn a_pod_that_never_terminates_keeps_no_other_node_from_being_freed() {
     let mut ledger = fragmented();
     ledger.apply_pod(leaving("x", "a-0", 40));
     // x could go nowhere, so that y moves to a third node.
-    ledger.apply_node(node("c"));
-    ledger.apply_gpunode("c", report(&[card("c-0", 30)]), at(0));
+    joins(&mut ledger, "c", &[30]);
     let moved = (0..4).find_map(|round| {
         let mut status = report(&[card("c-0", 30)]);
         status.heartbeat = Some(round.to_string());
@@ -324,7 +324,7 @@ fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_moves() {
     for number in 0..17 {
         ledger.apply_pod(PodFacts {
             priority: 1000,
-            ..waits(&format!("large{number}"), 101 + number)
+            ..waiting(0, pod(&format!("large{number}"), 101 + number))
         });
     }
     let moved = first_move(&mut ledger, &["a", "b"], 0..60);
@@ -340,15 +340,13 @@ fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
         });
         for number in 0..nodes {
             let name = format!("n{number}");
-            ledger.apply_node(node(&name));
-            let cards = [0, 1, 2, 3].map(|at| card(&format!("{name}-{at}"), 100));
-            ledger.apply_gpunode(&name, report(&cards), at(0));
+            joins(&mut ledger, &name, &[100; 4]);
             for index in 0..4 {
                 let card = format!("{name}-{index}");
                 ledger.apply_pod(evictable(&card, &card, 50 + index));
             }
         }
-        ledger.apply_pod(waits("p", 80));
+        ledger.apply_pod(waiting(0, pod("p", 80)));
         let (mut most, mut looked) = (0, 0);
         for second in 0..60 {
             if second % 25 == 0 {
@@ -397,15 +395,14 @@ fn each_with_one(sizes: &[u64]) -> Ledger {
     });
     for (index, mib) in sizes.iter().enumerate() {
         let name = format!("n{index:02}");
-        ledger.apply_node(node(&name));
-        ledger.apply_gpunode(&name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+        joins(&mut ledger, &name, &[100]);
         ledger.apply_pod(evictable(
             &format!("p{index:02}"),
             &format!("{name}-0"),
             *mib,
         ));
     }
-    ledger.apply_pod(waits("p", 80));
+    ledger.apply_pod(waiting(0, pod("p", 80)));
     ledger
 }
 
@@ -427,8 +424,7 @@ fn pods_that_budgets_protect_keep_no_other_from_moving() {
 fn plan_of_fewer_pods_is_taken_where_the_hour_allows_no_more() {
     let mut ledger = each_with_one(&[60]);
     for name in ["m", "o"] {
-        ledger.apply_node(node(name));
-        ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+        joins(&mut ledger, name, &[100]);
     }
     for (uid, mib) in [("s", 25), ("t", 25)] {
         ledger.apply_pod(evictable(uid, "m-0", mib));

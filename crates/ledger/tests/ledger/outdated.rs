@@ -5,8 +5,8 @@ use gpustow_ledger::Ledger;
 use serde_json::{Value, json};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, choose, placed_by, required};
-use crate::evidence::{TWO, first_decision, ledger, low, named, report_of, waits};
+use crate::build::{at, bound, choose, placed_by, required, waits};
+use crate::evidence::{TWO, first_decision, ledger, low, named, report_of};
 
 /// Why kube-scheduler takes one replica on a node and no second.
 fn kinds_of_replicas() -> Vec<Value> {

@@ -6,7 +6,7 @@ use gpustow_api::config::Action;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
 use gpustow_ledger::{Ask, Config, Filtered, Ledger, Outcome};
 
-use crate::build::{assumed, at, bound, card, choose, free, ledger, node, pod, report};
+use crate::build::{assumed, at, bound, card, choose, free, joins, ledger, pod, report};
 
 fn group(name: &str) -> Group {
     Group::in_tree("default", name)
@@ -253,8 +253,7 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
         queue: true,
         ..Config::default()
     });
-    ledger.apply_node(node("n"));
-    ledger.apply_gpunode("n", report(&[card("n-0", 100), card("n-1", 100)]), at(0));
+    joins(&mut ledger, "n", &[100, 100]);
     ledger.apply_pod(bound("holds", "n", "n-0", 100));
     let queued = |pod: PodFacts| PodFacts {
         queued: true,
@@ -305,8 +304,7 @@ fn pods_of_a_group_are_disrupted_alone_only_if_its_mode_says_so() {
         action: Action::Evict,
         ..Config::default()
     });
-    ledger.apply_node(node("n"));
-    ledger.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+    joins(&mut ledger, "n", &[100]);
     let member = in_group("g", bound("u", "n", "n-0", 100));
     ledger.apply_pod(member.clone());
     let mut is_victim = |facts: Option<PodGroupFacts>| {
@@ -344,8 +342,7 @@ fn label_of_a_group_is_no_shield() {
             owners_soften,
             ..Config::default()
         });
-        ledger.apply_node(node("n"));
-        ledger.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+        joins(&mut ledger, "n", &[100]);
         ledger
     };
     let member = |name: &str| PodFacts {

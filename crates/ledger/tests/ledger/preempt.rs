@@ -6,18 +6,10 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Victims};
 
 use crate::build::{
-    asking, at, bound, card, choose, ledger, node, pod, protect, report, requesting,
+    asking, at, card, choose, holder_since as holder, ledger, node, pod, protect, report,
+    requesting, waits,
 };
-use crate::fragmented::{fragmented, named, waits};
-
-/// A bound pod of that priority, started then.
-fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
-    PodFacts {
-        priority,
-        started,
-        ..bound(uid, "a", card, mib)
-    }
-}
+use crate::fragmented::{fragmented, named};
 
 fn preempt(ledger: &mut Ledger, mib: u64, victims: &[&str], protected: &[&str]) -> Option<Victims> {
     protect(ledger, protected, 0);

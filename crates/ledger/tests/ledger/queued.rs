@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpustow_api::{PodFacts, QueueFrom};
 use gpustow_ledger::{Config, Ledger, Reason, Ungate, Victims};
 
-use crate::build::{ask, at, bound, card, choose, node, pod, report};
+use crate::build::{ask, at, bound, choose, joins, pod};
 
 /// One card of 100 MiB on a node `a`, so much of which is taken.
 fn full(taken: u64) -> Ledger {
@@ -18,8 +18,7 @@ fn with(config: Config, taken: u64) -> Ledger {
         queue: true,
         ..config
     });
-    ledger.apply_node(node("a"));
-    ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(0));
+    joins(&mut ledger, "a", &[100]);
     ledger.apply_pod(bound("old", "a", "a-0", taken));
     ledger
 }

@@ -6,7 +6,7 @@ use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};
 use gpustow_ledger::{Config, Ledger, Reason};
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, choose, node, pod, report, used};
+use crate::build::{ask, at, bound, card, choose, node, pod, report, used, waiting};
 
 pub(crate) const CARD: u64 = 100;
 
@@ -412,10 +412,7 @@ fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
 fn a_pod_that_fits_elsewhere_calls_nothing_back() {
     let mut ledger = lent(&[("a", &[&[used("greedy", 90)]]), ("b", &[&[]])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
-    ledger.apply_pod(PodFacts {
-        waiting: true,
-        ..pod("p", 60)
-    });
+    ledger.apply_pod(waiting(0, pod("p", 60)));
     ledger.reclaim(at(1));
     assert!(ledger.reclaims(at(1)).is_empty());
     assert_eq!(

@@ -6,7 +6,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger, MEANS, NotNow, Pursuit};
 
 use crate::act::Act as _;
-use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
+use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used, waiting, waits};
 
 /// Everything is on. A pod that borrows 60 MiB on `a`, one of low priority that may be evicted on `b`, and 50 MiB free
 /// on `c`: 80 fit on none.
@@ -44,14 +44,6 @@ fn of_priority(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts { priority, ..pod }
 }
 
-/// A pod that kube-scheduler could not place.
-fn waits() -> PodFacts {
-    PodFacts {
-        waiting: true,
-        ..of_priority(10, pod("p", 80))
-    }
-}
-
 fn told(ledger: &Ledger, pod: PodFacts, means: Cause, second: u64) -> Vec<Pursuit> {
     let all = ledger.report(&Arc::new(pod), at(second)).into_iter();
     let of_means = all.filter(|(it, _)| *it == means);
@@ -68,8 +60,8 @@ fn plan(node: &str, pods: &[&str]) -> Pursuit {
 #[test]
 fn report_names_whom_each_means_would_have_leave() {
     let mut ledger = cluster(all_on());
-    ledger.apply_pod(waits());
-    let told = |means| told(&ledger, waits(), means, 0);
+    ledger.apply_pod(waits("p", 80));
+    let told = |means| told(&ledger, waits("p", 80), means, 0);
     assert_eq!(told(Cause::Reclaim), [plan("a", &["greedy"])]);
     assert_eq!(told(Cause::Preempt), [plan("b", &["low"])]);
     assert!(matches!(told(Cause::Reserve)[..], [Pursuit::Plan { .. }]));
@@ -81,7 +73,7 @@ fn report_names_whom_defragment_would_have_leave_for_a_pod_of_equal_priority() {
         moves: true,
         ..Config::default()
     });
-    let equal = of_priority(0, waits());
+    let equal = of_priority(0, waits("p", 80));
     ledger.apply_pod(equal.clone());
     let pursuit = told(&ledger, equal, Cause::Defragment, 0);
     assert_eq!(pursuit, [plan("b", &["low"])]);
@@ -90,9 +82,9 @@ fn report_names_whom_defragment_would_have_leave_for_a_pod_of_equal_priority() {
 #[test]
 fn report_says_that_a_means_is_off() {
     let mut ledger = cluster(Config::default());
-    ledger.apply_pod(waits());
+    ledger.apply_pod(waits("p", 80));
     for means in MEANS {
-        assert_eq!(told(&ledger, waits(), means, 0), [Pursuit::Off]);
+        assert_eq!(told(&ledger, waits("p", 80), means, 0), [Pursuit::Off]);
     }
 }
 
@@ -103,7 +95,7 @@ fn report_says_why_a_means_does_not_act_for_the_pod() {
         (
             PodFacts {
                 nominated: Some("a".into()),
-                ..waits()
+                ..waits("p", 80)
             },
             Cause::Reserve,
             NotNow::Nominated,
@@ -111,7 +103,7 @@ fn report_says_why_a_means_does_not_act_for_the_pod() {
         (
             PodFacts {
                 preempts: false,
-                ..waits()
+                ..waits("p", 80)
             },
             Cause::Preempt,
             NotNow::PreemptsNobody,
@@ -119,7 +111,7 @@ fn report_says_why_a_means_does_not_act_for_the_pod() {
         (
             PodFacts {
                 gated: true,
-                ..waits()
+                ..waits("p", 80)
             },
             Cause::Reclaim,
             NotNow::NotPlaced,
@@ -134,10 +126,7 @@ fn report_says_why_a_means_does_not_act_for_the_pod() {
 #[test]
 fn report_says_that_nothing_would_help() {
     let mut ledger = cluster(all_on());
-    let pod = PodFacts {
-        waiting: true,
-        ..pod("huge", 101)
-    };
+    let pod = waiting(0, pod("huge", 101));
     ledger.apply_pod(pod.clone());
     for means in MEANS {
         assert_eq!(told(&ledger, pod.clone(), means, 0), [Pursuit::NoPlan]);
@@ -150,19 +139,19 @@ fn report_says_what_is_waited_for_and_that_the_others_leave_it_alone() {
         moves: false,
         ..all_on()
     });
-    ledger.apply_pod(waits());
+    ledger.apply_pod(waits("p", 80));
     assert_eq!(
-        choose(&mut ledger, &waits(), &["a", "b", "c"], at(0)),
+        choose(&mut ledger, &waits("p", 80), &["a", "b", "c"], at(0)),
         [""; 0]
     );
     let waits_for = |it: &Pursuit| matches!(it, Pursuit::WaitsFor { node, pods, .. } if (&**node, &**pods) == ("a", &["greedy".into()]));
     assert!(
-        told(&ledger, waits(), Cause::Reclaim, 1)
+        told(&ledger, waits("p", 80), Cause::Reclaim, 1)
             .iter()
             .all(waits_for)
     );
     for means in [Cause::Preempt, Cause::Reserve] {
-        let pursuit = told(&ledger, waits(), means, 1);
+        let pursuit = told(&ledger, waits("p", 80), means, 1);
         assert_eq!(pursuit, [Pursuit::NotNow(NotNow::HasRoom)]);
     }
 }
@@ -177,19 +166,19 @@ fn report_says_until_when_a_means_backs_off() {
     for (uid, card) in [("x", "a-0"), ("y", "a-1")] {
         ledger.apply_pod(bound(uid, "a", card, 40));
     }
-    ledger.apply_pod(waits());
+    ledger.apply_pod(waits("p", 80));
     for second in [0, 3] {
         offer_all(&mut ledger, at(second));
         ledger.fragmented(at(second));
     }
     assert!(ledger.preempts_for("p", at(3)));
-    let pursuit = told(&ledger, waits(), Cause::Preempt, 4);
+    let pursuit = told(&ledger, waits("p", 80), Cause::Preempt, 4);
     let [Pursuit::WaitsFor { until, .. }] = &pursuit[..] else {
         panic!("no pod is evicted: {pursuit:?}");
     };
     // No pod finishes until the reservation ends.
     let late = until.as_secs() + 1;
     ledger.fragmented(at(late));
-    let pursuit = told(&ledger, waits(), Cause::Preempt, late);
+    let pursuit = told(&ledger, waits("p", 80), Cause::Preempt, late);
     assert!(matches!(pursuit[..], [Pursuit::BackingOff(until)] if until > at(late)));
 }

@@ -7,7 +7,7 @@ use gpustow_ledger::{Config, Ended, Ledger, Reason};
 use gpustow_pack::Refusal;
 
 use crate::act::Act as _;
-use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
+use crate::build::{ask, asking, at, bound, card, choose, joins, node, pod, report};
 
 const CARD: u64 = 100;
 /// Seconds that a pod waits before it gets a reservation, and that a reservation is waited for.
@@ -185,9 +185,7 @@ fn places_are_a_small_part_of_the_cluster_but_for_the_first() {
         ..Config::default()
     });
     for name in ["a", "b", "c"] {
-        ledger.apply_node(node(name));
-        let cards = [0, 1].map(|index| card(&format!("{name}-{index}"), CARD));
-        ledger.apply_gpunode(name, report(&cards), at(0));
+        joins(&mut ledger, name, &[CARD; 2]);
         for index in 0..2 {
             let uuid = format!("{name}-{index}");
             ledger.apply_pod(bound(&uuid, name, &uuid, 60));

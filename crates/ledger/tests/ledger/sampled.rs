@@ -7,7 +7,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Reason};
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used};
+use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used, waiting};
 
 const NODES: usize = 300;
 
@@ -170,10 +170,7 @@ fn nomination_that_kube_scheduler_rejects_is_void_and_another_node_is_tried() {
     // Its own filters refuse the node, and it shows the next window.
     assert!(cluster.shows(&p, 100..200, at(1)).is_empty());
     assert_eq!(cluster.void(), ["p"]);
-    cluster.ledger.apply_pod(PodFacts {
-        waiting: true,
-        ..pod("p", 60)
-    });
+    cluster.ledger.apply_pod(waiting(0, pod("p", 60)));
     assert!(cluster.void().is_empty());
     let mut then = Vec::new();
     for tenth in 10..30 {

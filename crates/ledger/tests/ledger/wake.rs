@@ -6,7 +6,7 @@ use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::Ledger;
 
-use crate::build::{ask, at, bound, card, choose, exclusive, ledger, pod, report};
+use crate::build::{ask, at, bound, card, choose, exclusive, ledger, pod, report, waiting};
 
 /// A ledger with one full card of 100, and pods that wait for these MiB, the first the oldest.
 fn full(waiting: &[(&str, u64)]) -> Ledger {
@@ -166,10 +166,7 @@ fn a_fresh_report_and_a_card_that_recovers_are_room() {
 #[test]
 fn a_pod_that_waits_since_before_our_start_is_woken_if_it_fits() {
     let mut ledger = ledger(&[("a", &[100])]);
-    ledger.apply_pod(PodFacts {
-        waiting: true,
-        ..pod("p", 60)
-    });
+    ledger.apply_pod(waiting(0, pod("p", 60)));
     let woken: Vec<_> = (0..4)
         .flat_map(|second| wake(&mut ledger, 9, at(second)))
         .collect();
@@ -181,10 +178,7 @@ fn who_has_a_reservation_or_may_not_run_is_left_alone() {
     let mut ledger = full(&[("p", 60), ("gated", 10), ("leaving", 10), ("bad", 10)]);
     ledger.delete_pod("old");
     assert_eq!(choose(&mut ledger, &pod("p", 60), &["a"], at(1)), ["a"]);
-    ledger.apply_pod(PodFacts {
-        waiting: true,
-        ..pod("p", 60)
-    });
+    ledger.apply_pod(waiting(0, pod("p", 60)));
     ledger.apply_pod(PodFacts {
         gated: true,
         waiting: true,
