@@ -8,28 +8,17 @@ use gpustow_pack::Mib;
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, node, report, waiting};
+use crate::incidents::{Files, NOW, holder, node, owner, report};
 use crate::same;
 
 const GPU: u64 = 24_000;
 const DAY: u64 = 1440;
 
 /// A pod with these MiB on the GPU of a node, of a controller of this kind and name.
-pub(crate) fn holder(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
-    let uuid = format!("GPU-{on}");
-    let assignment = json!({
-        "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
-    });
-    let mut pod = waiting(&format!("{name}-{number}"), "");
-    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment": assignment.to_string() });
-    pod["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": true,
-    }]);
-    pod["spec"]["nodeName"] = json!(on);
+fn held(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
+    let mut pod = holder(&format!("{name}-{number}"), on, mib);
+    pod["metadata"]["ownerReferences"] = owner(kind, name);
     pod["spec"]["containers"][0]["image"] = json!("app:1");
-    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
-        json!(mib.to_string());
-    pod["status"] = json!({ "phase": "Running" });
     pod
 }
 
@@ -74,14 +63,14 @@ fn objects() -> Vec<Value> {
         report("p", NOW, &mps),
     ]);
     objects.extend([
-        holder("StatefulSet", "web", 1, "m", 10_000),
-        holder("StatefulSet", "web", 2, "m", 10_000),
-        holder("StatefulSet", "web", 3, "n", 10_000),
-        holder("StatefulSet", "greedy", 1, "n", 12_000),
-        holder("Job", "train", 1, "o", 8000),
-        holder("StatefulSet", "young", 1, "o", 8000),
-        holder("StatefulSet", "shared", 1, "p", 4000),
-        holder("StatefulSet", "unseen", 1, "q", 4000),
+        held("StatefulSet", "web", 1, "m", 10_000),
+        held("StatefulSet", "web", 2, "m", 10_000),
+        held("StatefulSet", "web", 3, "n", 10_000),
+        held("StatefulSet", "greedy", 1, "n", 12_000),
+        held("Job", "train", 1, "o", 8000),
+        held("StatefulSet", "young", 1, "o", 8000),
+        held("StatefulSet", "shared", 1, "p", 4000),
+        held("StatefulSet", "unseen", 1, "q", 4000),
         workload("StatefulSet", "web", 3 * DAY, |it| {
             if it % 50 == 0 { 7000 } else { 4000 }
         }),

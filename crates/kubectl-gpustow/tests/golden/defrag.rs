@@ -4,26 +4,14 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, config, node, report, waiting};
+use crate::incidents::{Files, NOW, config, holder, node, owner, report, waiting};
 use crate::{golden, same};
 
 /// On the one card of a node, with a controller; marked by its owner or not.
-fn holder(name: &str, node: &str, mib: u64, evictable: &str) -> Value {
-    let uuid = format!("GPU-{node}");
-    let assignment = json!({
-        "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
-    });
-    let mut pod = waiting(name, "");
-    pod["metadata"]["annotations"] = json!({
-        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/evictable": evictable,
-    });
-    pod["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": true,
-    }]);
-    pod["spec"]["nodeName"] = json!(node);
-    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
-        json!(mib.to_string());
-    pod["status"] = json!({ "phase": "Running" });
+fn movable(name: &str, node: &str, mib: u64, evictable: &str) -> Value {
+    let mut pod = holder(name, node, mib);
+    pod["metadata"]["annotations"]["gpustow.dev/evictable"] = json!(evictable);
+    pod["metadata"]["ownerReferences"] = owner("ReplicaSet", "web");
     pod
 }
 
@@ -41,8 +29,8 @@ fn objects(evictable: &str) -> Vec<Value> {
         objects.extend([node(name, &json!({}), "24k"), report(name, NOW, &json!({}))]);
     }
     objects.extend([
-        holder("web-1", "m", 8000, evictable),
-        holder("web-2", "n", 6000, evictable),
+        movable("web-1", "m", 8000, evictable),
+        movable("web-2", "n", 6000, evictable),
         asks("big-1", 20_000),
         asks("big-2", 20_000),
         asks("huge", 90_000),

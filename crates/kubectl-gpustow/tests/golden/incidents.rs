@@ -110,6 +110,26 @@ pub(crate) fn waiting(name: &str, said: &str) -> Value {
             { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said }] } })
 }
 
+/// A pod that runs and holds this much of the node's only GPU.
+pub(crate) fn holder(name: &str, on: &str, mib: u64) -> Value {
+    let uuid = format!("GPU-{on}");
+    let assignment = json!({
+        "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
+    });
+    let mut pod = waiting(name, "");
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment": assignment.to_string() });
+    pod["spec"]["nodeName"] = json!(on);
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+        json!(mib.to_string());
+    pod["status"] = json!({ "phase": "Running" });
+    pod
+}
+
+/// `ownerReferences` of a pod that this controls.
+pub(crate) fn owner(kind: &str, name: &str) -> Value {
+    json!([{ "apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": true }])
+}
+
 /// The GpustowConfig with these fields of `spec`.
 pub(crate) fn config(spec: Value) -> Value {
     json!({ "kind": "GpustowConfig", "metadata": { "name": "gpustow" }, "spec": spec })

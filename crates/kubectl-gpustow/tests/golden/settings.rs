@@ -9,22 +9,9 @@ use gpustow_pack::PolicyKind;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, from_value, json};
 
-use crate::incidents::{Files, NOW, config, node, report, waiting};
+use crate::incidents::{Files, NOW, config, holder, node, report, waiting};
 
 const AGO: &str = "2026-11-21T09:58:00Z";
-
-/// A pod that holds this much of the node's only GPU.
-fn holder(name: &str, on: &str, mib: u64) -> Value {
-    let gpu = format!("GPU-{on}");
-    let assignment = json!({ "version": 1, "gpus": [{ "uuid": gpu, "mib": mib }],
-        "containers": { "main": [gpu] } });
-    let mut pod = waiting(name, "");
-    pod["metadata"]["annotations"] = json!({ names::ASSIGNMENT: assignment.to_string() });
-    pod["spec"]["nodeName"] = json!(on);
-    pod["spec"]["containers"][0]["resources"]["limits"][names::GPU_MEM] = json!(mib.to_string());
-    pod["status"] = json!({ "phase": "Running" });
-    pod
-}
 
 /// Three nodes with a GPU of 24,000 MiB each: `a` and `b` hold as much, of which `a` uses all and `b` nothing; `c` holds
 /// nothing, and its report is two minutes old.
