@@ -38,7 +38,7 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Reads ResourceSlices of any version of their API.
+    /// Reads ResourceSlices.
     #[must_use]
     pub fn of(slices: &[Value]) -> Self {
         let mut uuids = HashMap::new();
@@ -46,12 +46,10 @@ impl Slices {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let spec = &slice["spec"];
             for device in spec["devices"].as_array().into_iter().flatten() {
-                // Beside the name up to v1beta1.
-                let basic = &device["basic"]["attributes"];
-                let attributes = [&device["attributes"], basic];
-                let found = ["uuid", "parentUUID"]
+                let found = ["uuid", "parentUUID"];
+                let found = found
                     .iter()
-                    .flat_map(|key| attributes.map(|attributes| text(&attributes[*key]["string"])));
+                    .map(|key| text(&device["attributes"][*key]["string"]));
                 let key = Device {
                     driver: text(&spec["driver"]),
                     pool: text(&spec["pool"]["name"]),

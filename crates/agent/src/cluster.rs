@@ -213,25 +213,16 @@ impl Cluster {
         Ok(NodePods::new(reduced))
     }
 
-    /// What drivers of dynamic resource allocation publish of this node's devices, in the newest version
-    /// of its API that there is.
+    /// What drivers of dynamic resource allocation publish of this node's devices.
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be read.
     pub async fn slices(&self) -> Result<Slices, ClusterError> {
-        let mut answer = Err(ClusterError::Timeout);
-        for version in ["v1", "v1beta2", "v1beta1"] {
-            let url = format!("/apis/resource.k8s.io/{version}/resourceslices");
-            let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-            let request = Request::new(url).list(&params);
-            let request = request.map_err(kube::Error::BuildRequest)?;
-            answer = bounded(self.client.request::<Value>(request)).await;
-            let is_absent = |error: &ClusterError| matches!(error, ClusterError::Api(kube::Error::Api(status)) if status.code == 404);
-            if !answer.as_ref().is_err_and(is_absent) {
-                break;
-            }
-        }
-        let list = answer?;
+        let url = "/apis/resource.k8s.io/v1/resourceslices";
+        let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let request = Request::new(url).list(&params);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let list = bounded(self.client.request::<Value>(request)).await?;
         let slices = list["items"].as_array().map(Vec::as_slice);
         Ok(Slices::of(slices.unwrap_or_default()))
     }

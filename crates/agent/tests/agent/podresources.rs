@@ -217,7 +217,7 @@ async fn cards_of_claims_are_found_by_what_their_drivers_publish() {
             device("gpu-0", uuid("GPU-0")),
             device("gpu-2-mig-8", part),
             device("gpu-2-mig-9", planned),
-            { "name": "gpu-1", "basic": { "attributes": uuid("GPU-1") } },
+            device("gpu-1", uuid("GPU-1")),
         ]),
     );
     let others = slice(
