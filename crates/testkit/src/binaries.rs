@@ -38,7 +38,7 @@ pub async fn kubernetes_minor() -> Result<u32> {
 }
 
 /// Flags of kube-apiserver by which policies may change pods where they do so by an administrator's
-/// will alone. Before 1.34 their form is another.
+/// will alone.
 pub(crate) fn beta_policies(minor: u32) -> Vec<String> {
     let flags: &[&str] = match minor {
         34 | 35 => &[

@@ -1,6 +1,8 @@
 //! One test's corner of a shared control plane: a namespace, and nodes that only its pods may use.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -8,6 +10,7 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use crate::builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 use crate::check::check_cluster;
 use crate::control_plane::ControlPlane;
+use crate::wait::eventually;
 
 /// Node label that holds the case's namespace.
 const LABEL: &str = "testkit/case";
@@ -90,6 +93,24 @@ impl Case {
             .delete(&self.namespace, &at_once)
             .await?;
         Ok(())
+    }
+
+    /// Deletes this case's pods, or those with the labels, and waits until they are gone.
+    pub async fn clear(&self, labels: Option<&str>, deadline: Duration) -> Result<()> {
+        let at_once = DeleteParams::default().grace_period(0);
+        let selected = ListParams {
+            label_selector: labels.map(str::to_owned),
+            ..ListParams::default()
+        };
+        eventually(deadline, "the pods are gone", async || {
+            // What there is of ten thousand after the minute that a request may take is deleted by the next.
+            self.pods().delete_collection(&at_once, &selected).await?;
+            let some = selected.clone().limit(1);
+            let left = self.pods().list_metadata(&some).await?.items;
+            ensure!(left.is_empty(), "some are there");
+            Ok(())
+        })
+        .await
     }
 
     fn selector(&self) -> String {

@@ -5,6 +5,7 @@
 //! Everything listens on 127.0.0.1 and dies with the test process.
 
 mod agent;
+mod bench;
 mod binaries;
 pub mod builders;
 mod case;
@@ -25,6 +26,7 @@ mod wait;
 mod webhook;
 
 pub use agent::Agent;
+pub use bench::{Binds, at_once, paced, since};
 pub use binaries::kubernetes_minor;
 pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 pub use case::Case;
@@ -39,8 +41,8 @@ pub use process::{Launch, Process, built};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use shared::shared;
-pub use stats::{median, quantile, sorted, spread};
+pub use stats::{median, quantile, quantiles, sorted, spread};
 pub use wait::{
-    eventually, refusal, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused,
+    eventually, node_of, refusal, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused,
 };
 pub use webhook::Webhook;

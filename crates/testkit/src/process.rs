@@ -140,6 +140,11 @@ impl Process {
         self.memory("VmHWM:")
     }
 
+    /// How many descriptors it has open.
+    pub fn open_files(&self) -> Result<usize> {
+        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.id()))?.count())
+    }
+
     fn memory(&self, key: &str) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix(key));

@@ -12,6 +12,9 @@ use crate::extender::Extender;
 use crate::net::{free_port, get};
 use crate::process::Process;
 
+/// In gpustow's repository.
+const FILE: &str = "scheduler-config/gpustow-scheduler.yaml";
+
 /// A KubeSchedulerConfiguration.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig(Value);
@@ -21,6 +24,13 @@ impl SchedulerConfig {
     pub fn load(path: &Path) -> Result<SchedulerConfig> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         SchedulerConfig::parse(&text)
+    }
+
+    /// That of gpustow's repository, without a limit on kube-scheduler's client.
+    pub fn unlimited(repository: &Path) -> Result<SchedulerConfig> {
+        SchedulerConfig::load(&repository.join(FILE))?
+            .with("clientConnection.qps", 5000)?
+            .with("clientConnection.burst", 5000)
     }
 
     /// The same from text.
@@ -63,6 +73,11 @@ impl SchedulerConfig {
     /// Points the first extender at `url`.
     pub fn with_extender(self, url: &str) -> Result<SchedulerConfig> {
         self.with("extenders.0.urlPrefix", url)
+    }
+
+    /// Takes all extenders out.
+    pub fn without_extender(self) -> Result<SchedulerConfig> {
+        self.with("extenders", Vec::<String>::new())
     }
 }
 
@@ -114,8 +129,7 @@ impl Scheduler {
         repository: &Path,
         extender: &Extender,
     ) -> Result<Scheduler> {
-        let config = repository.join("scheduler-config/gpustow-scheduler.yaml");
-        let config = SchedulerConfig::load(&config)?.with_extender(&extender.url)?;
+        let config = SchedulerConfig::load(&repository.join(FILE))?.with_extender(&extender.url)?;
         let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::SCHEDULER, None);
         Scheduler::start(cluster, config, &kubeconfig.await?).await
     }

@@ -24,6 +24,13 @@ pub fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
+/// These quantiles of ascending values, with so many digits: `p50 / p99` for 0.5 and 0.99.
+#[must_use]
+pub fn quantiles<const N: usize>(sorted: &[f64], shares: [f64; N], digits: usize) -> String {
+    let shares = shares.map(|q| format!("{:.digits$}", quantile(sorted, q)));
+    shares.join(" / ")
+}
+
 /// Median, least and most, with so many digits.
 #[must_use]
 pub fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {

@@ -139,7 +139,9 @@ pub async fn wait_pods(
     .await
 }
 
-pub(crate) fn node_of(pod: &Pod) -> Option<&str> {
+/// The node that the pod is bound to.
+#[must_use]
+pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec
         .as_ref()?
         .node_name

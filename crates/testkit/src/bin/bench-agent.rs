@@ -10,8 +10,8 @@ use fake_nvml::{Gpu, Machine, Process};
 use gpustow_api::{GpuNode, names};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
-    Webhook, built, eventually, gpu_node, pod, wait_bound, wait_refused,
+    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, Webhook, built,
+    eventually, gpu_node, pod, quantiles, sorted, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -218,11 +218,7 @@ async fn main() -> Result<()> {
     drop(running);
 
     let _running = host.agent(&cluster, &agent, "1").await?;
-    let file = args
-        .repository
-        .join("scheduler-config/gpustow-scheduler.yaml");
-    let config = SchedulerConfig::load(&file)?.with_extender(&extender.url)?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let _scheduler = Scheduler::calling(&cluster, &args.repository, &extender).await?;
     let case = Case::new(&cluster, "bench").await?;
     let woken = wake_ups(&args, &case, &mut host).await?;
     let what = format!(
@@ -365,17 +361,11 @@ async fn wake_ups(args: &Args, case: &Case, host: &mut Host) -> Result<Vec<f64>>
     Ok(took)
 }
 
-fn report(what: &str, mut seconds: Vec<f64>) {
-    seconds.sort_by(f64::total_cmp);
-    let at = |q: f64| {
-        let index = (q * (seconds.len() - 1) as f64).round() as usize;
-        seconds.get(index).copied().unwrap_or(f64::NAN) * 1e3
-    };
+fn report(what: &str, seconds: Vec<f64>) {
+    let took = sorted(seconds.iter().map(|it| it * 1e3));
     println!(
-        "{what}, {} trials: p50 {:.0} ms, p99 {:.0} ms, worst {:.0} ms",
-        seconds.len(),
-        at(0.5),
-        at(0.99),
-        at(1.0)
+        "{what}, {} trials: p50 / p99 / worst, ms: {}",
+        took.len(),
+        quantiles(&took, [0.5, 0.99, 1.0], 0)
     );
 }

@@ -14,8 +14,8 @@ use gpustow_api::gpunode::{GpuNode, GpuNodeSpec};
 use gpustow_api::{Assignment, names};
 use gpustow_pack::Mib;
 use gpustow_testkit::{
-    Build, Case, ControlPlane, Extender, ExtenderOptions, Options, built, eventually, quantile,
-    sorted,
+    Build, Case, ControlPlane, Extender, ExtenderOptions, Options, at_once, built, eventually,
+    quantiles, sorted,
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -219,7 +219,7 @@ async fn reports(
     Ok(format!(
         "{} | {} | {}",
         serde_json::to_vec(&one)?.len(),
-        quantiles(took),
+        p50_p99(took),
         spent.join(" | "),
     ))
 }
@@ -261,14 +261,12 @@ async fn timed(calls: usize, call: impl AsyncFn(usize) -> Result<()>) -> Result<
         call(index).await?;
         took.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    Ok(quantiles(took))
+    Ok(p50_p99(took))
 }
 
-/// `p50 / p99` of these milliseconds.
-fn quantiles(took: Vec<f64>) -> String {
-    let took = sorted(took.into_iter());
-    let [half, most] = [0.5, 0.99].map(|q| quantile(&took, q));
-    format!("{half:.1} / {most:.1}")
+/// Of these milliseconds.
+fn p50_p99(took: Vec<f64>) -> String {
+    quantiles(&sorted(took.into_iter()), [0.5, 0.99], 1)
 }
 
 fn name(node: usize) -> String {
@@ -278,13 +276,11 @@ fn name(node: usize) -> String {
 /// Nodes, and pods bound to them; the UID of each node's first pod.
 async fn fill(args: &Args, case: &Case) -> Result<Vec<String>> {
     eprintln!("creating {} nodes", args.nodes);
-    let nodes = stream::iter(0..args.nodes).map(|node| async move {
-        case.node(&name(node), &[CARD; 8])
-            .create(&case.client)
-            .await
-            .map(drop)
-    });
-    nodes.buffer_unordered(WIDTH).try_collect::<()>().await?;
+    at_once(WIDTH, 0..args.nodes, async |node| {
+        let node = case.node(&name(node), &[CARD; 8]);
+        node.create(&case.client).await
+    })
+    .await?;
     eprintln!("creating {} pods", args.pods);
     let pods = stream::iter(0..args.pods).map(|index| async move {
         let node = name(index % args.nodes);

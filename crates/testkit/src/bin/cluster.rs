@@ -129,11 +129,7 @@ async fn run(args: &Args) -> Result<()> {
     };
     let extender = Extender::start(&cluster, &args.gpustow, &kubeconfig, options).await?;
     show_extender(&client).await?;
-    let file = args
-        .repository
-        .join("scheduler-config/gpustow-scheduler.yaml");
-    let ours = SchedulerConfig::load(&file)?.with_extender(&extender.url)?;
-    let _ours = Scheduler::start(&cluster, ours, &kubeconfig).await?;
+    let _ours = Scheduler::calling(&cluster, &args.repository, &extender).await?;
     let default = SchedulerConfig::parse(
         "{apiVersion: kubescheduler.config.k8s.io/v1, kind: KubeSchedulerConfiguration}",
     )?;

@@ -11,17 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::future::try_join_all;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_api::GpuNode;
+use gpustow_api::{GpuNode, names};
 use gpustow_testkit::builders::GpuNodeBuilder;
 use gpustow_testkit::{
-    Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler,
-    SchedulerConfig, Webhook, built, check_cluster, eventually,
+    Action, ApiProxy, Binds, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler,
+    Webhook, at_once, built, check_cluster, eventually, quantiles,
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -104,27 +102,19 @@ async fn main() -> Result<()> {
     cluster.kubectl(&["apply", "-k", overlay]).await?;
     Webhook::keep(&cluster, &args.gpustow).await?;
     let proxy = ApiProxy::start(&cluster).await?;
-    let account = ("gpustow-system", "gpustow-scheduler");
-    let through = cluster.kubeconfig(account.0, account.1, Some(proxy.url()));
+    let through = cluster.kubeconfig(names::NAMESPACE, names::SCHEDULER, Some(proxy.url()));
     let options = ExtenderOptions {
         args: args.extender.clone(),
         config: Some(args.config.clone()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(&cluster, &args.gpustow, &through.await?, options).await?;
-    let config = SchedulerConfig::load("scheduler-config/gpustow-scheduler.yaml".as_ref())?;
-    let config = config.with_extender(&extender.url)?;
-    let kubeconfig = cluster.kubeconfig(account.0, account.1, None).await?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let _scheduler = Scheduler::calling(&cluster, ".".as_ref(), &extender).await?;
     let case = Case::new(&cluster, "overload").await?;
     let nodes: Vec<_> = (0..args.nodes)
         .map(|node| case.node(&format!("n{node:04}"), &CARDS))
         .collect();
-    stream::iter(&nodes)
-        .map(|node| node.create(&case.client))
-        .buffer_unordered(WIDTH)
-        .try_collect::<Vec<_>>()
-        .await?;
+    at_once(WIDTH, &nodes, |node| node.create(&case.client)).await?;
     // Before all others, and without a victim.
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
@@ -132,7 +122,8 @@ async fn main() -> Result<()> {
     });
     cluster.apply(&class.to_string()).await?;
     let bound = Bound::default();
-    let watching = tokio::spawn(watch(case.clone(), bound.clone()));
+    let binds = Binds::of(case.pods(), None).await?;
+    let watching = tokio::spawn(watch(binds, bound.clone()));
     let world = World {
         case,
         nodes,
@@ -147,19 +138,10 @@ async fn main() -> Result<()> {
 }
 
 /// Notes when pods are bound, for as long as it is polled.
-async fn watch(case: Case, bound: Bound) {
-    let pods = watcher(case.pods(), watcher::Config::default()).default_backoff();
-    let mut pods = std::pin::pin!(pods.applied_objects());
-    while let Some(pod) = pods.next().await {
-        let Ok(pod) = pod else { continue };
-        if pod
-            .spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.is_some())
-        {
-            let mut bound = bound.lock().unwrap_or_else(PoisonError::into_inner);
-            bound.entry(pod.name_any()).or_insert_with(Instant::now);
-        }
+async fn watch(mut binds: Binds, bound: Bound) {
+    while let Ok((pod, _)) = binds.next("").await {
+        let mut bound = bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.entry(pod).or_insert_with(Instant::now);
     }
 }
 
@@ -322,14 +304,11 @@ impl World {
     /// Creates so many pods at once; seconds until all were created, and until all that fit were bound.
     async fn pods(&self, args: &Args) -> Result<(f64, f64)> {
         let began = Instant::now();
-        let created = stream::iter(0..args.pods).map(|index| async move {
+        at_once(WIDTH, 0..args.pods, async |index| {
             let pod = self.case.pod(&format!("flood-{index}")).gpu_mem(LARGE);
             pod.label(PART, "flood").create(&self.case.client).await
-        });
-        created
-            .buffer_unordered(WIDTH)
-            .try_collect::<Vec<_>>()
-            .await?;
+        })
+        .await?;
         let made = began.elapsed().as_secs_f64();
         // A place is left for the small ones, on each card if it must be.
         let cards = self.nodes.len() * CARDS.len();
@@ -376,17 +355,7 @@ impl World {
 
     /// Deletes all pods.
     async fn clear(&self) -> Result<()> {
-        let now = DeleteParams::default().grace_period(0);
-        let all = ListParams::default();
-        eventually(SETTLED, "the pods are gone", async || {
-            // What there is of ten thousand after the minute that a request may take is deleted by the next.
-            self.case.pods().delete_collection(&now, &all).await?;
-            let some = all.clone().limit(1);
-            let left = self.case.pods().list_metadata(&some).await?.items;
-            ensure!(left.is_empty(), "some are there");
-            Ok(())
-        })
-        .await?;
+        self.case.clear(None, SETTLED).await?;
         let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         bound.clear();
         Ok(())
@@ -395,8 +364,7 @@ impl World {
     /// Resident MiB and open descriptors of the extender.
     fn size(&self) -> Result<(f64, usize)> {
         let process = &self.extender.process;
-        let open = std::fs::read_dir(format!("/proc/{}/fd", process.id()))?.count();
-        Ok((process.resident()?, open))
+        Ok((process.resident()?, process.open_files()?))
     }
 }
 
@@ -410,14 +378,8 @@ fn head(args: &Args) {
 }
 
 fn row(flood: &Flood) {
-    let [during, after] = flood.waits.each_ref().map(|waits| {
-        let last = waits.len().saturating_sub(1);
-        let [half, most, worst] = [50, 99, 100].map(|part| {
-            let at = waits.get(last * part / 100);
-            at.copied().unwrap_or_default()
-        });
-        format!("{half:.0} / {most:.0} / {worst:.0}")
-    });
+    let waits = flood.waits.each_ref();
+    let [during, after] = waits.map(|waits| quantiles(waits, [0.5, 0.99, 1.0], 0));
     let [before, most, left] = flood.sizes;
     println!(
         "| {} | {during} | {after} | {:.1} s | {:.0} / {:.0} / {:.0} | {} / {} / {} |",

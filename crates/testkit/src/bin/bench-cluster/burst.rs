@@ -6,40 +6,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{
-    Case, ControlPlane, Extender, Options, PodBuilder, Scheduler, Webhook, eventually, wait_pods,
-};
+use gpustow_testkit::{Case, Extender, PodBuilder, at_once, eventually, node_of, wait_pods};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::queue::{NODE, fill, is_held, remove, whole};
-use crate::{Args, CARDS, SETTLED, WIDTH, config, extender, since, sum_of};
+use crate::queue::{fill, is_held, remove, whole};
+use crate::{Args, CARDS, SETTLED, WIDTH, site, start, sum_of};
 
 /// Pods that end in a second while the cluster drains.
 const ENDS: u64 = 20;
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    eprintln!("{} {nodes} nodes: starting the control plane", since(began));
-    let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/overlays/queue");
-    cluster
-        .kubectl(&["apply", "-k", &overlay.display().to_string()])
-        .await?;
-    Webhook::keep(&cluster, &args.gpustow).await?;
-    let case = Case::new(&cluster, "bench").await?;
-    for node in 0..nodes {
-        let name = format!("n{node:05}");
-        let node = case.node(&name, &CARDS).label(NODE, &name);
-        node.create(&case.client).await?;
-    }
-    let kubeconfig = cluster
-        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
-        .await?;
-    let extender = extender(args, &cluster, &kubeconfig, &["queue: {mode: Auto}"]).await?;
-    let config = config(args)?.with_extender(&extender.url)?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, "overlays/queue", began).await?;
+    let queue = ["queue: {mode: Auto}"];
+    let (extender, _scheduler) = start(args, &cluster, &kubeconfig, &queue).await?;
     println!(
         "\n{nodes} nodes × {} GPUs, {} pods at once\n",
         CARDS.len(),
@@ -112,15 +94,10 @@ async fn ungates(extender: &Extender) -> Result<f64> {
     Ok(sum_of(&extender.metrics().await?, series))
 }
 
-fn is_bound(pod: &Pod) -> bool {
-    let spec = pod.spec.as_ref();
-    spec.is_some_and(|spec| spec.node_name.is_some())
-}
-
 async fn bound(case: &Case, count: usize) -> Result<()> {
     let what = format!("{count} are bound");
     let pods = wait_pods(&case.client, &case.namespace, &what, SETTLED, |pods| {
-        pods.iter().filter(|pod| is_bound(pod)).count() >= count
+        pods.iter().filter(|pod| node_of(pod).is_some()).count() >= count
     });
     pods.await.map(drop)
 }
@@ -137,7 +114,7 @@ async fn drain(args: &Args, case: &Case) -> Result<Duration> {
         let pods = case.pods().list(&ListParams::default()).await?;
         let here: Vec<String> = pods
             .iter()
-            .filter(|pod| is_bound(pod))
+            .filter(|pod| node_of(pod).is_some())
             .map(|pod| pod.name_any())
             .collect();
         seen.extend(here.iter().cloned());
@@ -151,10 +128,9 @@ async fn drain(args: &Args, case: &Case) -> Result<Duration> {
             args.burst
         );
         let ends = usize::try_from(ENDS).context("a rate")?;
-        stream::iter(here.iter().take(ends))
-            .map(|name| async { case.pods().delete(name, &now).await.map(drop) })
-            .buffer_unordered(WIDTH)
-            .try_for_each(|()| async { Ok(()) })
-            .await?;
+        at_once(WIDTH, here.iter().take(ends), async |name| {
+            Ok(case.pods().delete(name, &now).await?)
+        })
+        .await?;
     }
 }

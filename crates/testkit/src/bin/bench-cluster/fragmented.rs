@@ -4,58 +4,34 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_testkit::builders::delete;
-use gpustow_testkit::{
-    Case, ControlPlane, Options, Scheduler, Webhook, quantile, sorted, wait_bound, wait_pods,
-};
+use gpustow_testkit::{Case, at_once, node_of, quantiles, sorted, wait_bound, wait_pods};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::{Args, CARDS, SETTLED, WIDTH, config, extender, since};
+use crate::{Args, CARDS, SETTLED, WIDTH, site, start};
 
 const CLASS: &str = "bench-preempts";
 /// Pods of one card's half, by what they are called.
 const LOW: &str = "low-";
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    eprintln!("{} {nodes} nodes: starting the control plane", since(began));
-    let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/base");
-    cluster
-        .kubectl(&["apply", "-k", &overlay.display().to_string()])
-        .await?;
-    Webhook::keep(&cluster, &args.gpustow).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, "base", began).await?;
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
         "metadata": { "name": CLASS }, "value": 1000,
     });
     cluster.apply(&class.to_string()).await?;
-    let case = Case::new(&cluster, "bench").await?;
-    for node in 0..nodes {
-        let node = case.node(&format!("n{node:05}"), &CARDS);
-        node.create(&case.client).await?;
-    }
-    let kubeconfig = cluster
-        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
-        .await?;
     // The pace at which pods are disrupted is an administrator's choice.
     let fields = [
         "preempt: {after: 0s}",
         "disruptions: {perMinute: 10000, perNodePerMinute: 10000}",
     ];
-    let extender = extender(args, &cluster, &kubeconfig, &fields).await?;
-    let config = config(args)?.with_extender(&extender.url)?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let _running = start(args, &cluster, &kubeconfig, &fields).await?;
     let cards = nodes * CARDS.len();
-    stream::iter(0..cards)
-        .map(|index| low(&case, index))
-        .buffer_unordered(WIDTH)
-        .try_collect::<()>()
-        .await?;
+    at_once(WIDTH, 0..cards, |index| low(&case, index)).await?;
     all_bound(&case, cards).await?;
-    eprintln!("{} each card is half in use", since(began));
 
     let mut waits = Vec::new();
     for trial in 0..args.fragmented {
@@ -74,12 +50,11 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
         all_bound(&case, cards).await?;
     }
     let waits = sorted(waits.into_iter());
-    let [half, most, worst] = [0.5, 0.99, 1.0].map(|q| quantile(&waits, q));
     println!(
-        "\n{nodes} nodes × {} GPUs, {} preemptors one after the other: created → bound p50 {half:.0} ms, p99 {most:.0} ms, \
-         worst {worst:.0} ms",
+        "\n{nodes} nodes × {} GPUs, {} preemptors one after the other: created → bound p50 / p99 / worst, ms: {}",
         CARDS.len(),
-        waits.len()
+        waits.len(),
+        quantiles(&waits, [0.5, 0.99, 1.0], 0)
     );
     Ok(())
 }
@@ -96,16 +71,18 @@ fn is_low(pod: &&Pod) -> bool {
 }
 
 async fn all_bound(case: &Case, count: usize) -> Result<()> {
-    let bound = |pod: &Pod| {
-        let spec = pod.spec.as_ref();
-        spec.is_some_and(|spec| spec.node_name.is_some())
-    };
     wait_pods(
         &case.client,
         &case.namespace,
         "half of each card is in use",
         SETTLED,
-        |pods| pods.iter().filter(is_low).filter(|pod| bound(pod)).count() == count,
+        |pods| {
+            pods.iter()
+                .filter(is_low)
+                .filter(|pod| node_of(pod).is_some())
+                .count()
+                == count
+        },
     )
     .await
     .map(drop)

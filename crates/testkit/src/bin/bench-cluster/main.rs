@@ -12,30 +12,32 @@ mod queue;
 mod report;
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, Webhook,
-    built, quantile,
+    Binds, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler,
+    SchedulerConfig, Webhook, at_once, built, paced, quantile, since,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::api::ListParams;
 use serde_json::json;
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
 
 use report::report;
 
 /// For what takes as long as the cluster is large.
 const SETTLED: Duration = Duration::from_secs(900);
+/// Without a bind for so long, no more is awaited.
+const QUIET: Duration = Duration::from_secs(120);
 /// Requests at once.
 const WIDTH: usize = 32;
+/// Names a node to its pods.
+const NODE: &str = "bench/node";
 /// Cards of a node and their size in MiB.
 const CARDS: [u64; 8] = [81_920; 8];
 /// A priority below that of pods that name none.
@@ -151,53 +153,68 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Minutes and seconds since then.
-fn since(began: Instant) -> String {
-    let seconds = began.elapsed().as_secs();
-    format!("{:3}:{:02}", seconds / 60, seconds % 60)
-}
-
-async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
+/// A control plane with an overlay of the manifests, with nodes, and with kube-scheduler's kubeconfig.
+async fn site(
+    args: &Args,
+    nodes: usize,
+    overlay: &str,
+    began: Instant,
+) -> Result<(ControlPlane, Case, PathBuf)> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
     let cluster = ControlPlane::start(Options::default()).await?;
-    let core = args.repository.join("manifests/base");
-    cluster
-        .kubectl(&["apply", "-k", &core.display().to_string()])
-        .await?;
+    let overlay = args.repository.join("manifests").join(overlay);
+    let overlay = overlay.display().to_string();
+    cluster.kubectl(&["apply", "-k", &overlay]).await?;
     Webhook::keep(&cluster, &args.gpustow).await?;
     let case = Case::new(&cluster, "bench").await?;
-    let made = stream::iter(0..nodes).map(|node| {
-        let case = &case;
-        async move {
-            case.node(&format!("n{node:05}"), &CARDS)
-                .create(&case.client)
-                .await
-        }
-    });
-    made.buffer_unordered(WIDTH)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    let mut ways = Way::all(args);
-    let mut results: HashMap<Way, Vec<Round>> = HashMap::new();
+    at_once(WIDTH, 0..nodes, |node| {
+        let name = format!("n{node:05}");
+        let node = case.node(&name, &CARDS).label(NODE, &name);
+        let client = &case.client;
+        async move { node.create(client).await }
+    })
+    .await?;
+    let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::SCHEDULER, None);
+    let kubeconfig = kubeconfig.await?;
+    Ok((cluster, case, kubeconfig))
+}
+
+/// Runs each way in turn, round after round.
+async fn rounds<W: Copy + Eq + Hash, R>(
+    args: &Args,
+    place: (usize, Instant),
+    mut ways: Vec<W>,
+    name: fn(W) -> String,
+    run: impl AsyncFn(W) -> Result<R>,
+    figures: fn(&R) -> (f64, f64),
+) -> Result<HashMap<W, Vec<R>>> {
+    let (nodes, began) = place;
+    let mut results: HashMap<W, Vec<R>> = HashMap::new();
     for round in 0..args.rounds {
         // Not always the same one first.
         ways.rotate_left(usize::from(round > 0));
         for &way in &ways {
-            let result = run(args, &cluster, &case, way)
-                .await
-                .with_context(|| way.name())?;
+            let result = run(way).await.with_context(|| name(way))?;
+            let (rate, half) = figures(&result);
             eprintln!(
-                "{} {nodes} nodes, round {} of {}, {}: {:.1} pods/s, bound after {:.0} ms (p50)",
+                "{} {nodes} nodes, round {} of {}, {}: {rate:.1} pods/s, bound after {half:.0} ms (p50)",
                 since(began),
                 round + 1,
                 args.rounds,
-                way.name(),
-                result.rate,
-                quantile(&result.waits, 0.5),
+                name(way),
             );
             results.entry(way).or_default().push(result);
         }
     }
+    Ok(results)
+}
+
+async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
+    let (cluster, case, kubeconfig) = site(args, nodes, "base", began).await?;
+    let run = async |way| run(args, &cluster, &case, &kubeconfig, way).await;
+    let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
+    let ways = Way::all(args);
+    let results = rounds(args, (nodes, began), ways, Way::name, run, figures).await?;
     report(nodes, args, &results);
     Ok(())
 }
@@ -273,32 +290,43 @@ async fn extender(
     Ok(extender)
 }
 
+/// Such an extender with these fields of the GpustowConfig, and a kube-scheduler that calls it.
+async fn start(
+    args: &Args,
+    cluster: &ControlPlane,
+    kubeconfig: &Path,
+    fields: &[&str],
+) -> Result<(Extender, Scheduler)> {
+    let extender = extender(args, cluster, kubeconfig, fields).await?;
+    let config = config(args)?.with_extender(&extender.url)?;
+    let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
+    Ok((extender, scheduler))
+}
+
 /// kube-scheduler's, without a limit on its client.
 fn config(args: &Args) -> Result<SchedulerConfig> {
-    let file = args
-        .repository
-        .join("scheduler-config/gpustow-scheduler.yaml");
-    let config = SchedulerConfig::load(&file)?
-        .with("clientConnection.qps", 5000)?
-        .with("clientConnection.burst", 5000)?;
+    let config = SchedulerConfig::unlimited(&args.repository)?;
     match args.percentage.first() {
         Some(&percentage) => config.with(PERCENTAGE, percentage),
         None => Ok(config),
     }
 }
 
-async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
-    let kubeconfig = cluster
-        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
-        .await?;
+async fn run(
+    args: &Args,
+    cluster: &ControlPlane,
+    case: &Case,
+    kubeconfig: &Path,
+    way: Way,
+) -> Result<Round> {
     let mut config = config(args)?;
     let extender = match way {
-        Way::With(_) | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig, &[]).await?),
+        Way::With(_) | Way::Beside(..) => Some(extender(args, cluster, kubeconfig, &[]).await?),
         Way::Alone => None,
     };
     config = match &extender {
         Some(extender) => config.with_extender(&extender.url)?,
-        None => config.with("extenders", Vec::<String>::new())?,
+        None => config.without_extender()?,
     };
     config = match way {
         Way::Alone => config.with(PERCENTAGE, 0)?,
@@ -307,29 +335,28 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         Way::With(None) => config,
     };
 
-    let watched = watcher(case.pods(), watcher::Config::default());
-    let mut bound = std::pin::pin!(watched.default_backoff().applied_objects());
+    let mut binds = Binds::of(case.pods(), None).await?;
     let (scheduler, mut first) = match way {
         Way::Beside(waiting, _, priority) => {
-            let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+            let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
             wait_in_vain(cluster, case, waiting, priority).await?;
             (scheduler, Some(Instant::now()))
         }
         _ => {
-            create(case, "backlog", args.pods).await?;
-            let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+            backlog(case, args.pods).await?;
+            let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
             (scheduler, None)
         }
     };
     let before = cpu(cluster, &scheduler, extender.as_ref())?;
     let called = calls(extender.as_ref()).await?;
     if let Way::Beside(..) = way {
-        create(case, "backlog", args.pods).await?;
+        backlog(case, args.pods).await?;
     }
     let mut places = HashMap::new();
     let mut last = Instant::now();
     while places.len() < args.pods {
-        let (pod, node) = next_bound(&mut bound).await?;
+        let (pod, node) = next_bound(&mut binds).await?;
         last = Instant::now();
         first.get_or_insert(last);
         places.insert(pod, node);
@@ -340,8 +367,8 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     let calls = calls(extender.as_ref()).await?;
     let per_pod = |at: usize| (after[at] - before[at]) * 1e3 / args.pods as f64;
 
-    let make = |name: &str, index| pod(case, name, index);
-    let waits = paced(args, case, &mut bound, &make).await?;
+    let make = async |name: &str, index| create(case, pod(case, name, index)).await;
+    let waits = paced(args.paced, &mut binds, QUIET, make).await?;
     let conflicts = match &extender {
         Some(extender) => sum_of(&extender.metrics().await?, "gpustow_bind_failures_total"),
         None => 0.0,
@@ -350,18 +377,7 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     if matches!(way, Way::With(_)) {
         case.check().await?;
     }
-    let now = DeleteParams::default().grace_period(0);
-    case.pods()
-        .delete_collection(&now, &ListParams::default())
-        .await?;
-    while !Api::<Pod>::all(case.client.clone())
-        .list(&ListParams::default().limit(1))
-        .await?
-        .items
-        .is_empty()
-    {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    case.clear(None, SETTLED).await?;
     let nodes = places.values().collect::<HashSet<_>>().len() as f64;
     let asked: u64 = (0..args.pods).map(request).sum();
     let mean = |verb: usize| {
@@ -380,36 +396,6 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     })
 }
 
-/// Creates pods at a steady pace; milliseconds from the creation of each to bound, ascending.
-async fn paced(
-    args: &Args,
-    case: &Case,
-    bound: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
-    make: &impl Fn(&str, usize) -> gpustow_testkit::PodBuilder,
-) -> Result<Vec<f64>> {
-    let mut created = HashMap::new();
-    let mut waits = Vec::new();
-    let mut next = 0;
-    let mut pace = interval(Duration::from_millis(100));
-    while waits.len() < args.paced {
-        tokio::select! {
-            _ = pace.tick(), if next < args.paced => {
-                let name = format!("paced-{next}");
-                created.insert(name.clone(), Instant::now());
-                make(&name, next).create(&case.client).await?;
-                next += 1;
-            }
-            pod = next_bound(bound) => {
-                if let Some(at) = created.remove(&pod?.0) {
-                    waits.push(at.elapsed().as_secs_f64() * 1e3);
-                }
-            }
-        }
-    }
-    waits.sort_by(f64::total_cmp);
-    Ok(waits)
-}
-
 /// Creates pods that fit on no card and waits until kube-scheduler has refused each.
 async fn wait_in_vain(
     cluster: &ControlPlane,
@@ -425,14 +411,11 @@ async fn wait_in_vain(
     cluster.apply(&object.to_string()).await?;
     // A node's cards together have as much: only the extender refuses it.
     let mib = CARDS[0] + 1_024;
-    let made = stream::iter(0..count).map(|index| {
+    at_once(WIDTH, 0..count, |index| {
         let pod = case.pod(&format!("large-{index}")).gpu_mem(mib);
-        let pod = pod.priority_class(&class);
-        async move { pod.create(&case.client).await }
-    });
-    made.buffer_unordered(WIDTH)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
+        create(case, pod.priority_class(&class))
+    })
+    .await?;
     refused(case, count).await
 }
 
@@ -451,18 +434,16 @@ async fn refused(case: &Case, count: usize) -> Result<()> {
     }
 }
 
-async fn create(case: &Case, name: &str, count: usize) -> Result<()> {
-    let made = stream::iter(0..count).map(|index| async move {
-        pod(case, &format!("{name}-{index}"), index)
-            .create(&case.client)
-            .await
-    });
-    made.buffer_unordered(WIDTH)
-        .try_for_each(|_| async { Ok(()) })
-        .await
+async fn create(case: &Case, pod: PodBuilder) -> Result<()> {
+    pod.create(&case.client).await.map(drop)
 }
 
-fn pod(case: &Case, name: &str, index: usize) -> gpustow_testkit::PodBuilder {
+async fn backlog(case: &Case, count: usize) -> Result<()> {
+    let pod = |index| pod(case, &format!("backlog-{index}"), index);
+    at_once(WIDTH, 0..count, |index| create(case, pod(index))).await
+}
+
+fn pod(case: &Case, name: &str, index: usize) -> PodBuilder {
     case.pod(name)
         .gpu_mem(request(index))
         .requests("cpu", "100m")
@@ -474,19 +455,9 @@ fn request(index: usize) -> u64 {
 }
 
 /// The next pod that is bound, and its node.
-async fn next_bound(
-    pods: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
-) -> Result<(String, String)> {
-    loop {
-        let next = timeout(Duration::from_secs(120), pods.next()).await;
-        let pod = next
-            .context("no pod was bound for two minutes")?
-            .context("the watch ended")??;
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-        if let Some(node) = node {
-            return Ok((pod.name_any(), node));
-        }
-    }
+async fn next_bound(binds: &mut Binds) -> Result<(String, String)> {
+    let next = timeout(QUIET, binds.next("")).await;
+    next.context("no pod was bound for two minutes")?
 }
 
 fn sum_of(exposition: &str, series: &str) -> f64 {

@@ -8,22 +8,20 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use anyhow::{Result, ensure};
 use gpustow_api::config::{self, QueueMode};
 use gpustow_api::{GpustowConfig, QueueFrom, names};
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, Options, Scheduler, Webhook, eventually, median, quantile,
-    sorted, spread,
+    Binds, Case, ControlPlane, Extender, PodBuilder, Scheduler, at_once, eventually, median,
+    node_of, paced, quantile, quantiles, sorted, spread,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::{
-    Args, CARDS, SETTLED, WIDTH, config, cpu, extender, next_bound, paced, pod, refused, since,
-    sum_of,
+    Args, CARDS, NODE, QUIET, SETTLED, WIDTH, config, cpu, create, next_bound, pod, refused,
+    rounds, site, start, sum_of,
 };
 
 /// MiB of the small pod on each node.
@@ -32,8 +30,6 @@ const SMALL: u64 = 1_024;
 const FREED: usize = 50;
 /// Marks the pods of one way's measurement, which are deleted after it.
 const PART: &str = "bench/part";
-/// Names a node to its small pod.
-pub(crate) const NODE: &str = "bench/node";
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,49 +97,12 @@ struct Round {
 }
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    eprintln!("{} {nodes} nodes: starting the control plane", since(began));
-    let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/overlays/queue");
-    cluster
-        .kubectl(&["apply", "-k", &overlay.display().to_string()])
-        .await?;
-    Webhook::keep(&cluster, &args.gpustow).await?;
-    let case = Case::new(&cluster, "bench").await?;
-    stream::iter(0..nodes)
-        .map(|node| {
-            let case = &case;
-            async move {
-                let name = format!("n{node:05}");
-                let node = case.node(&name, &CARDS).label(NODE, &name);
-                node.create(&case.client).await.map(drop)
-            }
-        })
-        .buffer_unordered(WIDTH)
-        .try_collect::<()>()
-        .await?;
-    let all = Way::all(args);
-    let mut ways = all.clone();
-    let mut results: HashMap<Way, Vec<Round>> = HashMap::new();
-    for round in 0..args.rounds {
-        // Not always the same one first.
-        ways.rotate_left(usize::from(round > 0));
-        for &way in &ways {
-            let result = run(args, &cluster, &case, nodes, way)
-                .await
-                .with_context(|| way.name())?;
-            eprintln!(
-                "{} {nodes} nodes, round {} of {}, {}: {:.1} pods/s, bound after {:.0} ms (p50)",
-                since(began),
-                round + 1,
-                args.rounds,
-                way.name(),
-                result.rate,
-                quantile(&result.waits, 0.5),
-            );
-            results.entry(way).or_default().push(result);
-        }
-    }
-    report(nodes, args, &all, &results);
+    let (cluster, case, kubeconfig) = site(args, nodes, "overlays/queue", began).await?;
+    let run = async |way| run(args, &cluster, &case, (nodes, &kubeconfig), way).await;
+    let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
+    let ways = Way::all(args);
+    let results = rounds(args, (nodes, began), ways.clone(), Way::name, run, figures).await?;
+    report(nodes, args, &ways, &results);
     Ok(())
 }
 
@@ -155,19 +114,14 @@ pub(crate) async fn fill(case: &Case, nodes: usize) -> Result<()> {
     let missing = (0..nodes)
         .map(|node| format!("n{node:05}"))
         .filter(|node| !there.contains(&small(node)));
-    let created = stream::iter(missing).map(|node| async move {
+    at_once(WIDTH, missing, |node| {
         let pod = case.pod(&small(&node)).gpu_mem(SMALL);
-        let pod = pod.label(PART, "small").node_selector(NODE, &node);
-        pod.create(&case.client).await
-    });
-    created
-        .buffer_unordered(WIDTH)
-        .try_collect::<Vec<_>>()
-        .await?;
+        create(case, pod.label(PART, "small").node_selector(NODE, &node))
+    })
+    .await?;
     eventually(SETTLED, "each node bears a small pod", async || {
         let pods = case.pods().list(&selected).await?;
-        let of = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
-        let bound = pods.items.iter().filter_map(of).count();
+        let bound = pods.items.iter().filter_map(node_of).count();
         ensure!(bound == nodes, "{bound} of {nodes} do");
         Ok(())
     })
@@ -179,7 +133,7 @@ fn small(node: &str) -> String {
 }
 
 /// A pod that asks for every card of a node.
-pub(crate) fn whole(case: &Case, name: &str) -> gpustow_testkit::PodBuilder {
+pub(crate) fn whole(case: &Case, name: &str) -> PodBuilder {
     case.pod(name)
         .gpu_mem(CARDS.iter().sum())
         .annotation(names::GPU_COUNT, &CARDS.len().to_string())
@@ -213,15 +167,8 @@ async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -
         })
         .await?;
     }
-    let created = stream::iter(first..way.waiting).map(|index| async move {
-        whole(case, &format!("waits-{index}"))
-            .create(&case.client)
-            .await
-    });
-    created
-        .buffer_unordered(WIDTH)
-        .try_collect::<Vec<_>>()
-        .await?;
+    let waits = |index| create(case, whole(case, &format!("waits-{index}")));
+    at_once(WIDTH, first..way.waiting, waits).await?;
     refused(case, nodes + way.waiting).await?;
     let selected = ListParams::default().labels(&format!("{PART}=waits"));
     let waiting = case.pods().list(&selected).await?.items;
@@ -247,40 +194,32 @@ async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -
 }
 
 /// kube-scheduler and the extender, or kube-scheduler alone, where no pod is queued.
-async fn start(
+async fn started(
     args: &Args,
     cluster: &ControlPlane,
     kubeconfig: &Path,
     way: Way,
 ) -> Result<(Option<Extender>, Scheduler)> {
-    let (extender, config) = match way.mode {
-        Some(mode) => {
-            let queue = format!("queue: {{mode: \"{mode:?}\"}}");
-            let extender = extender(args, cluster, kubeconfig, &[&queue]).await?;
-            let config = config(args)?.with_extender(&extender.url)?;
-            (Some(extender), config)
-        }
-        None => {
-            let delete = ["delete", "gpustowconfig", "--all"];
-            cluster.kubectl(&delete).await?;
-            (None, config(args)?.with("extenders", Vec::<String>::new())?)
-        }
-    };
+    if let Some(mode) = way.mode {
+        let queue = format!("queue: {{mode: \"{mode:?}\"}}");
+        let (extender, scheduler) = start(args, cluster, kubeconfig, &[&queue]).await?;
+        return Ok((Some(extender), scheduler));
+    }
+    let delete = ["delete", "gpustowconfig", "--all"];
+    cluster.kubectl(&delete).await?;
+    let config = config(args)?.without_extender()?;
     let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
-    Ok((extender, scheduler))
+    Ok((None, scheduler))
 }
 
 async fn run(
     args: &Args,
     cluster: &ControlPlane,
     case: &Case,
-    nodes: usize,
+    (nodes, kubeconfig): (usize, &Path),
     way: Way,
 ) -> Result<Round> {
-    let kubeconfig = cluster
-        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
-        .await?;
-    let (extender, scheduler) = start(args, cluster, &kubeconfig, way).await?;
+    let (extender, scheduler) = started(args, cluster, kubeconfig, way).await?;
     let (mut beside, mut memory) = (0, 0.0);
     if let Some(extender) = &extender {
         fill(case, nodes).await?;
@@ -295,13 +234,9 @@ async fn run(
         };
         pod.label(PART, "fits")
     };
-    let selected = watcher::Config::default().labels(&format!("{PART}=fits"));
-    let mut bound = std::pin::pin!(
-        watcher(case.pods(), selected)
-            .default_backoff()
-            .applied_objects()
-    );
-    let waits = paced(args, case, &mut bound, &make).await?;
+    let mut binds = Binds::of(case.pods(), Some(&format!("{PART}=fits"))).await?;
+    let create_paced = async |name: &str, index| create(case, make(name, index)).await;
+    let waits = paced(args.paced, &mut binds, QUIET, create_paced).await?;
     let ungates = async || match &extender {
         Some(extender) => {
             let ungates = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
@@ -312,20 +247,17 @@ async fn run(
     let ungated = ungates().await?;
     let before = cpu(cluster, &scheduler, extender.as_ref())?;
     let first = Instant::now();
-    let created = stream::iter(0..args.pods).map(|index| {
-        let pod = make(&format!("backlog-{index}"), index);
-        async move { pod.create(&case.client).await }
-    });
-    let created = created.buffer_unordered(WIDTH).try_collect::<Vec<_>>();
+    let backlog = |index| create(case, make(&format!("backlog-{index}"), index));
+    let created = at_once(WIDTH, 0..args.pods, backlog);
     let mut places = BTreeMap::new();
-    let binds = async {
+    let bound = async {
         while places.len() < args.pods {
-            let (pod, node) = next_bound(&mut bound).await?;
+            let (pod, node) = next_bound(&mut binds).await?;
             places.insert(pod, node);
         }
         anyhow::Ok(first.elapsed())
     };
-    let (_, took) = futures::try_join!(created, binds)?;
+    let ((), took) = futures::try_join!(created, bound)?;
     let after = cpu(cluster, &scheduler, extender.as_ref())?;
     let ungated = ungates().await? - ungated;
 
@@ -350,14 +282,7 @@ async fn run(
 
 /// Frees nodes, one after the other; milliseconds until a pod of the queue was bound there, ascending.
 async fn free(case: &Case) -> Result<Vec<f64>> {
-    let selected = watcher::Config::default().labels(&format!("{PART}=waits"));
-    let mut events = Box::pin(watcher(case.pods(), selected).default_backoff());
-    // Reading all that wait takes a while, and is none of what is measured.
-    while !matches!(
-        events.try_next().await?,
-        Some(watcher::Event::InitDone) | None
-    ) {}
-    let mut bound = std::pin::pin!(events.applied_objects());
+    let mut binds = Binds::of(case.pods(), Some(&format!("{PART}=waits"))).await?;
     let mut freed = Vec::new();
     for index in 0..FREED {
         let node = format!("n{index:05}");
@@ -365,7 +290,7 @@ async fn free(case: &Case) -> Result<Vec<f64>> {
         let at = Instant::now();
         case.pods().delete(&small(&node), &now).await?;
         let on = case.node_name(&node);
-        while next_bound(&mut bound).await?.1 != on {}
+        while next_bound(&mut binds).await?.1 != on {}
         freed.push(at.elapsed().as_secs_f64() * 1e3);
     }
     Ok(sorted(freed.into_iter()))
@@ -373,38 +298,17 @@ async fn free(case: &Case) -> Result<Vec<f64>> {
 
 /// Deletes the pods of this part and waits until they are gone.
 pub(crate) async fn remove(case: &Case, part: &str) -> Result<()> {
-    let selected = ListParams::default().labels(&format!("{PART}={part}"));
-    let now = DeleteParams::default().grace_period(0);
-    case.pods().delete_collection(&now, &selected).await?;
-    let pods: Api<Pod> = case.pods();
-    eventually(SETTLED, "the pods are gone", async || {
-        let left = pods.list_metadata(&selected.clone().limit(1)).await?.items;
-        let left = left.first().and_then(|pod| pod.metadata.name.as_deref());
-        ensure!(left.is_none(), "{left:?} is there");
-        Ok(())
-    })
-    .await
+    case.clear(Some(&format!("{PART}={part}")), SETTLED).await
 }
 
 fn report(nodes: usize, args: &Args, ways: &[Way], results: &HashMap<Way, Vec<Round>>) {
     println!(
-        "\n{nodes} nodes × {} GPUs, {} others, {} rounds in turn; median (min..max) of rounds",
+        "\n{nodes} nodes × {} GPUs, {} others, {} rounds in turn; median (least..most) of rounds\n\n\
+         | | pods/s | ÷ first | created → bound p50 / p99, ms | freed → bound p50 / p99 / worst, ms | CPU ms a pod: kube-scheduler, \
+         API server and etcd, extender | without the gate | ungated a pod | MiB |\n|---|---|---|---|---|---|---|---|---|",
         CARDS.len(),
         args.pods,
         args.rounds
-    );
-    println!(
-        "{:46} {:>20} {:>18} {:>18} {:>6} {:>24} {:>22} {:>8} {:>6} {:>6}",
-        "",
-        "pods/s",
-        "ratio",
-        "bound after ms",
-        "p99",
-        "freed → bound p50/99/max",
-        "CPU ms sched/API/ext",
-        "no gate",
-        "lifts",
-        "MiB"
     );
     let rounds = |way: &Way| results.get(way).map_or(&[][..], Vec::as_slice);
     let base = ways.first().map_or(&[][..], rounds);
@@ -414,26 +318,19 @@ fn report(nodes: usize, args: &Args, ways: &[Way], results: &HashMap<Way, Vec<Ro
         let all = |value: fn(&Round) -> &Vec<f64>| {
             sorted(rounds.iter().flat_map(|round| value(round).iter().copied()))
         };
-        let rates = spread(rounds.iter().map(|round| round.rate), 1);
         let ratios = rounds.iter().zip(base).map(|(a, b)| a.rate / b.rate);
-        let p50 = spread(rounds.iter().map(|round| quantile(&round.waits, 0.5)), 0);
-        let freed = all(|round| &round.freed);
-        let [half, most, worst] = [0.5, 0.99, 1.0].map(|q| quantile(&freed, q));
-        let freed = match freed.is_empty() {
-            true => String::new(),
-            false => format!("{half:.0} / {most:.0} / {worst:.0}"),
-        };
+        let halves = rounds.iter().map(|round| quantile(&round.waits, 0.5));
         println!(
-            "{:46} {rates:>20} {:>18} {p50:>18} {:>6.0} {freed:>24} {:>22} {:>8.0} {:>6.2} {:>6.0}",
+            "| {} | {} | {} | {} / {:.0} | {} | {:.1}, {:.1}, {:.1} | {:.0} | {:.2} | {:.0} |",
             way.name(),
+            spread(rounds.iter().map(|round| round.rate), 1),
             spread(ratios, 2),
+            spread(halves, 0),
             quantile(&all(|round| &round.waits), 0.99),
-            format!(
-                "{:.1} / {:.1} / {:.1}",
-                middle(|round| round.cpu[0]),
-                middle(|round| round.cpu[1]),
-                middle(|round| round.cpu[2])
-            ),
+            quantiles(&all(|round| &round.freed), [0.5, 0.99, 1.0], 0),
+            middle(|round| round.cpu[0]),
+            middle(|round| round.cpu[1]),
+            middle(|round| round.cpu[2]),
             middle(|round| round.beside),
             middle(|round| round.ungates),
             middle(|round| round.memory),

@@ -1,4 +1,4 @@
-//! The tables of the results.
+//! The table of the results.
 
 use std::collections::HashMap;
 
@@ -6,95 +6,41 @@ use gpustow_testkit::{median, quantile, sorted, spread};
 
 use crate::{Args, CARDS, Round, Way};
 
-/// Prints the tables.
+/// Prints the table, of which docs/benchmarks.md has columns.
 pub(crate) fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) {
     println!(
-        "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn; median (min..max) of rounds",
+        "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn; median (least..most) of rounds\n\n\
+         | | pods/s | ÷ first | created → bound p50 / p99, ms | nodes used, allocated | conflicts | CPU ms a pod: kube-scheduler, \
+         API server and etcd, extender | /filter a pod, its ms, /bind's ms |\n|---|---|---|---|---|---|---|---|",
         CARDS.len(),
         args.pods,
         args.rounds
     );
+    let of = |way: &Way| results.get(way).map_or(&[][..], Vec::as_slice);
     let ways = Way::all(args);
-    let ways = ways
-        .iter()
-        .filter_map(|way| Some((way.name(), results.get(way)?)));
-    println!(
-        "{:34} {:>22} {:>18} {:>18} {:>7} {:>9} {:>6} {:>10}",
-        "", "pods/s", "ratio", "bound after ms", "p99", "conflicts", "nodes", "allocated"
-    );
-    let base = || {
-        ways.clone()
-            .next()
-            .into_iter()
-            .flat_map(|(_, rounds)| rounds)
-    };
-    for (name, rounds) in ways.clone() {
-        let of = |value: fn(&Round) -> f64| spread(rounds.iter().map(value), 0);
-        let rates = spread(rounds.iter().map(|round| round.rate), 1);
-        let ratios = rounds.iter().zip(base()).map(|(a, b)| a.rate / b.rate);
-        let ratios = spread(ratios, 2);
-        let p50 = of(|round| quantile(&round.waits, 0.5));
-        let waits = sorted(rounds.iter().flat_map(|round| round.waits.iter().copied()));
-        println!(
-            "{name:34} {rates:>22} {ratios:>18} {p50:>18} {:>7.0} {:>9.0} {:>6.0} {:>8.0} %",
-            quantile(&waits, 0.99),
-            rounds.iter().map(|round| round.conflicts).sum::<f64>(),
-            median(rounds.iter().map(|round| round.nodes)),
-            median(rounds.iter().map(|round| round.allocated)),
-        );
-    }
-    println!(
-        "{:34} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}",
-        "CPU ms per pod and calls",
-        "scheduler",
-        "API + etcd",
-        "extender",
-        "filters/pod",
-        "filter ms",
-        "bind ms"
-    );
-    for (name, rounds) in ways {
-        let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
-        println!(
-            "{name:34} {:>12.1} {:>12.1} {:>12.1} {:>12.1} {:>12.1} {:>12.1}",
-            of(|round| round.cpu[0]),
-            of(|round| round.cpu[1]),
-            of(|round| round.cpu[2]),
-            of(|round| round.calls),
-            of(|round| round.verbs[0]),
-            of(|round| round.verbs[1]),
-        );
-    }
-    if !args.percentage.is_empty() {
-        println!("\n{}", percentages(nodes, args, results));
-    }
-}
-
-/// The table of docs/benchmarks.md.
-fn percentages(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) -> String {
-    let mut text = format!(
-        "| {nodes} nodes | nodes used | pods/s | ÷ alone | created → bound p50 / p99 | CPU ms a pod: kube-scheduler, \
-         API server and etcd, extender |\n|---|---|---|---|---|---|\n"
-    );
-    let of = |way| results.get(way).map_or(&[][..], Vec::as_slice);
-    for way in &Way::all(args) {
+    let base = ways.first().map_or(&[][..], of);
+    for way in &ways {
         let rounds = of(way);
-        let base = of(&Way::Alone).iter();
+        let middle = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
         let ratios = rounds.iter().zip(base).map(|(a, b)| a.rate / b.rate);
+        let halves = rounds.iter().map(|round| quantile(&round.waits, 0.5));
         let waits = sorted(rounds.iter().flat_map(|round| round.waits.iter().copied()));
-        let cpu = |of: usize| median(rounds.iter().map(|round| round.cpu[of]));
-        text += &format!(
-            "| {} | {:.0} | {} | {} | {:.0} / {:.0} ms | {:.1}, {:.1}, {:.1} |\n",
+        println!(
+            "| {} | {} | {} | {} / {:.0} | {:.0}, {:.0} % | {:.0} | {:.1}, {:.1}, {:.1} | {:.1}, {:.1}, {:.1} |",
             way.name(),
-            median(rounds.iter().map(|round| round.nodes)),
             spread(rounds.iter().map(|round| round.rate), 1),
             spread(ratios, 2),
-            quantile(&waits, 0.5),
+            spread(halves, 0),
             quantile(&waits, 0.99),
-            cpu(0),
-            cpu(1),
-            cpu(2),
+            middle(|round| round.nodes),
+            middle(|round| round.allocated),
+            rounds.iter().map(|round| round.conflicts).sum::<f64>(),
+            middle(|round| round.cpu[0]),
+            middle(|round| round.cpu[1]),
+            middle(|round| round.cpu[2]),
+            middle(|round| round.calls),
+            middle(|round| round.verbs[0]),
+            middle(|round| round.verbs[1]),
         );
     }
-    text
 }

@@ -19,17 +19,8 @@ pub(crate) async fn install(site: &Site<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Without a limit on kube-scheduler's client.
-fn config(site: &Site<'_>) -> Result<SchedulerConfig> {
-    let file = "scheduler-config/gpustow-scheduler.yaml";
-    let file = site.args.repository.join(file);
-    SchedulerConfig::load(&file)?
-        .with("clientConnection.qps", 5000)?
-        .with("clientConnection.burst", 5000)
-}
-
 pub(crate) async fn alone(site: &Site<'_>) -> Result<Running> {
-    let config = config(site)?.with("extenders", Vec::<String>::new())?;
+    let config = SchedulerConfig::unlimited(&site.args.repository)?.without_extender()?;
     let kubeconfig = site.cluster.admin_kubeconfig();
     let scheduler = Scheduler::start(&site.cluster, config, kubeconfig).await?;
     Ok(Running {
@@ -51,7 +42,7 @@ pub(crate) async fn with_gpustow(site: &Site<'_>) -> Result<Running> {
     // Replicas that do not lead admit pods, too.
     let webhook = Webhook::start(cluster, &site.args.gpustow, &[]).await?;
     let extender = Extender::start(cluster, &site.args.gpustow, &kubeconfig, options).await?;
-    let config = config(site)?.with_extender(&extender.url)?;
+    let config = SchedulerConfig::unlimited(&site.args.repository)?.with_extender(&extender.url)?;
     let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
     Ok(Running {
         processes: vec![

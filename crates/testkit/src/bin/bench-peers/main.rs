@@ -16,13 +16,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{Case, ControlPlane, Options, built, quantile, sorted};
+use gpustow_testkit::{Binds, Case, ControlPlane, Options, at_once, built, paced, quantile, since};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
 
 use program::{Built, Program, Running};
 use report::{Round, report};
@@ -135,12 +133,6 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Minutes and seconds since then.
-fn since(began: Instant) -> String {
-    let seconds = began.elapsed().as_secs();
-    format!("{:3}:{:02}", seconds / 60, seconds % 60)
-}
-
 async fn turn(args: &Args, nodes: usize, program: Program, build: &Built) -> Result<Round> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let case = Case::new(&cluster, "bench").await?;
@@ -152,11 +144,10 @@ async fn turn(args: &Args, nodes: usize, program: Program, build: &Built) -> Res
     program.install(&site, build).await?;
     let parts = (0..nodes).map(|_| "many");
     let parts = parts.chain((0..args.filled).map(|_| "few"));
-    let made = stream::iter(parts.enumerate())
-        .map(|(node, part)| program.node(&site.case, format!("n{node:05}"), part));
-    made.buffer_unordered(WIDTH)
-        .try_for_each(|()| async { Ok(()) })
-        .await?;
+    at_once(WIDTH, parts.enumerate(), |(node, part)| {
+        program.node(&site.case, format!("n{node:05}"), part)
+    })
+    .await?;
     let running = program.start(&site, build).await?;
     let all = all_of(&site, &running, program).await;
     all.map_err(|problem| running.with_logs(problem))
@@ -178,7 +169,9 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
     let api = site.cluster.api_server.cpu()? + site.cluster.etcd.cpu()? - api;
     let burst = program.books(&pods(site, "burst").await?);
     let bound = burst.bound;
-    let waits = paced(site, program).await?;
+    let mut binds = Binds::of(site.case.pods(), None).await?;
+    let one = async |name: &str, index| create(site, program, name, "many", index).await;
+    let waits = paced(args.paced, &mut binds, QUIET, one).await?;
     let memory = running.memory()?;
     let calls = match &running.extender {
         Some(url) => Some(kubernetes::calls(url).await?),
@@ -218,14 +211,13 @@ async fn bind(
     fit: usize,
     mut seen: impl FnMut(usize) -> Result<()>,
 ) -> Result<Duration> {
-    let watched = watcher(site.case.pods(), watcher::Config::default());
-    let mut pods = std::pin::pin!(watched.default_backoff().applied_objects());
+    let mut binds = Binds::of(site.case.pods(), None).await?;
     let at = Instant::now();
     let count = fit + if part == "few" { fit / 5 } else { 0 };
-    let create = stream::iter(0..count)
-        .map(|index| create(site, program, name, part, index))
-        .buffer_unordered(WIDTH)
-        .try_for_each(|()| async { Ok(()) });
+    let names: Vec<String> = (0..count).map(|index| format!("{name}-{index}")).collect();
+    let create = at_once(WIDTH, names.iter().enumerate(), |(index, name)| {
+        create(site, program, name, part, index)
+    });
     let bound = async {
         let mut last = Duration::ZERO;
         let mut bound = HashMap::new();
@@ -235,7 +227,7 @@ async fn bind(
             } else {
                 NEARLY
             };
-            let Ok(next) = timeout(quiet, next_bound(&mut pods, name)).await else {
+            let Ok(next) = timeout(quiet, binds.next(name)).await else {
                 break;
             };
             let (pod, node) = next?;
@@ -253,32 +245,6 @@ async fn bind(
     Ok(last)
 }
 
-/// Creates pods at a steady pace; milliseconds from the creation of each to bound, ascending.
-async fn paced(site: &Site<'_>, program: Program) -> Result<Vec<f64>> {
-    let watched = watcher(site.case.pods(), watcher::Config::default());
-    let mut pods = std::pin::pin!(watched.default_backoff().applied_objects());
-    let mut created = HashMap::new();
-    let mut waits = Vec::new();
-    let mut next = 0;
-    let mut pace = interval(Duration::from_millis(100));
-    while waits.len() < site.args.paced {
-        tokio::select! {
-            _ = pace.tick(), if next < site.args.paced => {
-                created.insert(format!("paced-{next}"), Instant::now());
-                create(site, program, "paced", "many", next).await?;
-                next += 1;
-            }
-            pod = timeout(QUIET, next_bound(&mut pods, "paced")) => {
-                let Ok(pod) = pod else { break };
-                if let Some(at) = created.remove(&pod?.0) {
-                    waits.push(at.elapsed().as_secs_f64() * 1e3);
-                }
-            }
-        }
-    }
-    Ok(sorted(waits.into_iter()))
-}
-
 async fn create(
     site: &Site<'_>,
     program: Program,
@@ -288,29 +254,13 @@ async fn create(
 ) -> Result<()> {
     let mib = REQUESTS.get(index % REQUESTS.len()).copied();
     let mib = mib.context("no request")?;
-    let pod = site.case.pod(&format!("{name}-{index}"));
+    let pod = site.case.pod(name);
     let pod = pod
         .node_selector(PART, part)
         .annotation(MIB, &mib.to_string());
     let pod = program.request(pod, mib).requests("cpu", "100m");
     pod.create(&site.case.client).await?;
     Ok(())
-}
-
-/// The next pod of this name that is bound, and its node.
-async fn next_bound(
-    pods: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
-    name: &str,
-) -> Result<(String, String)> {
-    loop {
-        let pod = pods.next().await.context("the watch ended")??;
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-        if let Some(node) = node
-            && pod.name_any().starts_with(name)
-        {
-            return Ok((pod.name_any(), node));
-        }
-    }
 }
 
 /// The pods of this name.

@@ -3,8 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{Launch, PodBuilder, Process, free_port};
+use gpustow_testkit::{Launch, PodBuilder, Process, at_once, free_port};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -109,15 +108,11 @@ async fn touch(client: &Client, part: &str) -> Result<()> {
     let patch = Patch::Merge(json!({ "metadata": { "annotations": note } }));
     let found = nodes.list_metadata(&of_part).await?;
     let names: Vec<String> = found.iter().map(ResourceExt::name_any).collect();
-    stream::iter(names)
-        .map(|node| {
-            let (nodes, patch) = (&nodes, &patch);
-            async move { nodes.patch(&node, &PatchParams::default(), patch).await }
-        })
-        .buffer_unordered(WIDTH)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
-    Ok(())
+    at_once(WIDTH, names, |node| {
+        let (nodes, patch) = (&nodes, &patch);
+        async move { Ok(nodes.patch(&node, &PatchParams::default(), patch).await?) }
+    })
+    .await
 }
 
 pub(crate) fn resources() -> Vec<(&'static str, u64)> {

@@ -46,41 +46,23 @@ pub(crate) enum Theirs {
 }
 
 impl Ours {
-    pub(crate) const ALL: [Self; 14] = [
-        Self::ExtenderKilled,
-        Self::ExtenderFrozen,
-        Self::SchedulerKilled,
-        Self::SchedulerFrozen,
-        Self::BothKilled,
-        Self::BothFrozen,
-        Self::CutOff,
-        Self::RepliesLate,
-        Self::RepliesLost,
-        Self::Refused429,
-        Self::Refused500,
-        Self::ClockAhead,
-        Self::ClockBehind,
-        Self::OtherVersion,
+    /// Each with its name.
+    pub(crate) const ALL: [(Self, &'static str); 14] = [
+        (Self::ExtenderKilled, "extender killed"),
+        (Self::ExtenderFrozen, "extender frozen"),
+        (Self::SchedulerKilled, "kube-scheduler killed"),
+        (Self::SchedulerFrozen, "kube-scheduler frozen"),
+        (Self::BothKilled, "both of a machine killed"),
+        (Self::BothFrozen, "both of a machine frozen"),
+        (Self::CutOff, "extender cut off the API server"),
+        (Self::RepliesLate, "the API server 2 s slow to the extender"),
+        (Self::RepliesLost, "replies to the extender's writes lost"),
+        (Self::Refused429, "the extender's writes answered with 429"),
+        (Self::Refused500, "the extender's writes answered with 500"),
+        (Self::ClockAhead, "extender's clock an hour ahead"),
+        (Self::ClockBehind, "extender's clock an hour behind"),
+        (Self::OtherVersion, "an earlier version, and back"),
     ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::ExtenderKilled => "extender killed",
-            Self::ExtenderFrozen => "extender frozen",
-            Self::SchedulerKilled => "kube-scheduler killed",
-            Self::SchedulerFrozen => "kube-scheduler frozen",
-            Self::BothKilled => "both of a machine killed",
-            Self::BothFrozen => "both of a machine frozen",
-            Self::CutOff => "extender cut off the API server",
-            Self::RepliesLate => "the API server 2 s slow to the extender",
-            Self::RepliesLost => "replies to the extender's writes lost",
-            Self::Refused429 => "the extender's writes answered with 429",
-            Self::Refused500 => "the extender's writes answered with 500",
-            Self::ClockAhead => "extender's clock an hour ahead",
-            Self::ClockBehind => "extender's clock an hour behind",
-            Self::OtherVersion => "an earlier version, and back",
-        }
-    }
 
     /// Does it, lets it last, and undoes it.
     pub(crate) async fn happen(
@@ -190,25 +172,15 @@ impl Builds {
 }
 
 impl Theirs {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::ApiServerKilled,
-        Self::ApiServerFrozen,
-        Self::EtcdKilled,
-        Self::EtcdFrozen,
-        Self::EtcdFull,
-        Self::Compacted,
+    /// Each with its name.
+    pub(crate) const ALL: [(Self, &'static str); 6] = [
+        (Self::ApiServerKilled, "API server killed"),
+        (Self::ApiServerFrozen, "API server frozen"),
+        (Self::EtcdKilled, "etcd killed"),
+        (Self::EtcdFrozen, "etcd frozen"),
+        (Self::EtcdFull, "etcd out of space"),
+        (Self::Compacted, "etcd compacted to now"),
     ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::ApiServerKilled => "API server killed",
-            Self::ApiServerFrozen => "API server frozen",
-            Self::EtcdKilled => "etcd killed",
-            Self::EtcdFrozen => "etcd frozen",
-            Self::EtcdFull => "etcd out of space",
-            Self::Compacted => "etcd compacted to now",
-        }
-    }
 
     /// Does it, lets it last, and undoes it.
     pub(crate) async fn happen(self, cluster: &ControlPlane, last: Duration) -> Result<()> {

@@ -5,16 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::builders::{GpuNodeBuilder, PodBuilder};
-use gpustow_testkit::{Case, check_cluster, eventually};
+use gpustow_testkit::{Binds, Case, at_once, check_cluster, eventually, node_of};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Cards of a node and their size in MiB.
@@ -81,17 +79,10 @@ impl Story {
 }
 
 /// Notes when pods are bound.
-pub(crate) async fn watch(case: Case, story: Arc<Story>) {
+pub(crate) async fn watch(mut binds: Binds, story: Arc<Story>) {
     let mut bound = HashSet::new();
-    let pods = watcher(case.pods(), watcher::Config::default()).default_backoff();
-    let mut pods = std::pin::pin!(pods.applied_objects());
-    while let Some(pod) = pods.next().await {
-        let Ok(pod) = pod else { continue };
-        let is_bound = pod
-            .spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.is_some());
-        if is_bound && bound.insert(pod.name_any()) {
+    while let Ok((pod, _)) = binds.next("").await {
+        if bound.insert(pod) {
             story.with(|inner| inner.binds.push(Instant::now()));
         }
     }
@@ -278,27 +269,20 @@ pub(crate) async fn looks(case: Case, story: Arc<Story>) {
 /// or a disruption would wait for ever.
 pub(crate) async fn settle(case: &Case) -> Result<()> {
     let pods = case.pods().list(&ListParams::default()).await?.items;
-    let is_bound = |pod: &Pod| {
-        pod.spec
-            .as_ref()
-            .is_some_and(|spec| spec.node_name.is_some())
-    };
+    let is_bound = |pod: &Pod| node_of(pod).is_some();
     let (gangs, singles): (Vec<_>, Vec<_>) = pods
         .iter()
         .partition(|pod| pod.labels().contains_key(names::POD_GROUP_LABELS[0]));
     let half = singles.into_iter().filter(|pod| is_bound(pod)).step_by(2);
     let gone: Vec<_> = gangs.into_iter().chain(half).collect();
-    stream::iter(gone)
-        .map(|pod| async move {
-            let at_once = DeleteParams::default().grace_period(0);
-            match case.pods().delete(&pod.name_any(), &at_once).await {
-                Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
-                done => done.map(drop),
-            }
-        })
-        .buffer_unordered(WIDTH)
-        .try_collect::<Vec<_>>()
-        .await?;
+    at_once(WIDTH, gone, async |pod| {
+        let now = DeleteParams::default().grace_period(0);
+        match case.pods().delete(&pod.name_any(), &now).await {
+            Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+            done => Ok(done.map(drop)?),
+        }
+    })
+    .await?;
     eventually(SETTLED, "every pod is bound", async || {
         let pods = case.pods().list(&ListParams::default()).await?.items;
         let waiting: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();

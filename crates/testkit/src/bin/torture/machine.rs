@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_testkit::{
-    ApiProxy, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
-};
+use gpustow_api::names;
+use gpustow_testkit::{ApiProxy, ControlPlane, Extender, ExtenderOptions, Scheduler, eventually};
 use tokio::sync::Mutex;
 
 /// For a process that was started anew while others are being tortured.
@@ -38,9 +37,8 @@ impl Machine {
         let ahead = cluster.dir().join(format!("clock-{name}"));
         std::fs::write(&ahead, 0_i64.to_ne_bytes())?;
         let proxy = ApiProxy::start(cluster).await?;
-        let account = ("gpustow-system", "gpustow-scheduler");
         let kubeconfig = cluster
-            .kubeconfig(account.0, account.1, Some(proxy.url()))
+            .kubeconfig(names::NAMESPACE, names::SCHEDULER, Some(proxy.url()))
             .await?;
         let options = ExtenderOptions {
             env: vec![
@@ -51,12 +49,7 @@ impl Machine {
             config: Some(config.to_vec()),
         };
         let extender = Extender::start(cluster, &own, &kubeconfig, options).await?;
-        let repository = Path::new(".");
-        let config =
-            SchedulerConfig::load(&repository.join("scheduler-config/gpustow-scheduler.yaml"))?
-                .with_extender(&extender.url)?;
-        let kubeconfig = cluster.kubeconfig(account.0, account.1, None).await?;
-        let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+        let scheduler = Scheduler::calling(cluster, Path::new("."), &extender).await?;
         Ok(Self {
             proxy,
             extender,
@@ -107,8 +100,7 @@ impl Machine {
     /// Resident MiB and open descriptors of the extender.
     pub(crate) fn size(&self) -> Result<(f64, usize)> {
         let process = &self.extender.process;
-        let open = std::fs::read_dir(format!("/proc/{}/fd", process.id()))?.count();
-        Ok((process.resident()?, open))
+        Ok((process.resident()?, process.open_files()?))
     }
 }
 

@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{Case, ControlPlane, Options, Webhook, built, kubernetes_minor};
+use gpustow_testkit::{
+    Binds, Case, ControlPlane, Options, Webhook, at_once, built, kubernetes_minor, quantiles,
+    since, sorted,
+};
 use tokio::time::sleep;
 
 use faults::{Builds, Happened, Ours, Theirs};
@@ -87,18 +89,15 @@ async fn main() -> Result<()> {
     let case = Case::new(&cluster, "torture").await?;
     let nodes = (0..args.nodes).map(|node| case.node(&format!("n{node:04}"), &CARDS));
     let nodes: Arc<Vec<_>> = Arc::new(nodes.collect());
-    stream::iter(nodes.iter())
-        .map(|node| node.create(&case.client))
-        .buffer_unordered(WIDTH)
-        .try_collect::<Vec<_>>()
-        .await?;
+    at_once(WIDTH, nodes.iter(), |node| node.create(&case.client)).await?;
 
     let story = Arc::new(Story::default());
     let mut sizes = Vec::new();
     let mut happened = Vec::new();
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(args.minutes * 60.0);
-    let watching = tokio::spawn(load::watch(case.clone(), story.clone()));
+    let binds = Binds::of(case.pods(), None).await?;
+    let watching = tokio::spawn(load::watch(binds, story.clone()));
     let reporting = tokio::spawn(load::heartbeats(case.clone(), nodes.clone()));
     let looking = tokio::spawn(load::looks(case.clone(), story.clone()));
     let (seed, rate, pods) = (args.seed, args.rate, args.pods);
@@ -142,14 +141,18 @@ fn seconds(dice: &mut fastrand::Rng, from: f64, to: f64) -> Duration {
     Duration::from_secs_f64(from + dice.f64() * (to - from))
 }
 
-fn say(began: Instant, what: &str, last: Duration) {
-    let at = began.elapsed().as_secs();
-    eprintln!(
-        "{:3}:{:02} {what}, {:.0} s",
-        at / 60,
-        at % 60,
-        last.as_secs_f64()
-    );
+/// Tells of a fault, and lets it happen.
+async fn fault(
+    began: Instant,
+    what: &'static str,
+    last: Duration,
+    done: impl Future<Output = Result<()>>,
+) -> Result<Happened> {
+    eprintln!("{} {what}, {:.0} s", since(began), last.as_secs_f64());
+    let from = Instant::now();
+    done.await?;
+    let to = Instant::now();
+    Ok(Happened { what, from, to })
 }
 
 async fn torture_ours(
@@ -163,22 +166,15 @@ async fn torture_ours(
     let mut happened = Vec::new();
     while Instant::now() < end {
         sleep(seconds(&mut dice, 2.0, 15.0)).await;
-        let what = Ours::ALL[dice.usize(..Ours::ALL.len())];
+        let (what, name) = Ours::ALL[dice.usize(..Ours::ALL.len())];
         let machine = &machines[dice.usize(..machines.len())];
         let last = seconds(&mut dice, 1.0, 30.0);
         if args.one_version && what == Ours::OtherVersion {
             continue;
         }
-        say(began, what.name(), last);
         let _held = machine.busy.lock().await;
-        let from = Instant::now();
-        what.happen(machine, last, builds).await?;
-        let to = Instant::now();
-        happened.push(Happened {
-            what: what.name(),
-            from,
-            to,
-        });
+        let done = what.happen(machine, last, builds);
+        happened.push(fault(began, name, last, done).await?);
     }
     Ok(happened)
 }
@@ -193,17 +189,10 @@ async fn torture_theirs(
     let mut happened = Vec::new();
     while Instant::now() < end {
         sleep(seconds(&mut dice, 20.0, 60.0)).await;
-        let what = Theirs::ALL[dice.usize(..Theirs::ALL.len())];
+        let (what, name) = Theirs::ALL[dice.usize(..Theirs::ALL.len())];
         let last = seconds(&mut dice, 1.0, 20.0);
-        say(began, what.name(), last);
-        let from = Instant::now();
-        what.happen(cluster, last).await?;
-        let to = Instant::now();
-        happened.push(Happened {
-            what: what.name(),
-            from,
-            to,
-        });
+        let done = what.happen(cluster, last);
+        happened.push(fault(began, name, last, done).await?);
     }
     Ok(happened)
 }
@@ -259,34 +248,16 @@ fn report(
     );
     for (what, figures) in kinds {
         let times = figures[0].len();
-        let [lasted, pause, next] = figures.map(|mut figures| {
-            figures.sort_by(f64::total_cmp);
-            let middle = figures.get(figures.len() / 2).copied().unwrap_or_default();
-            let worst = figures.last().copied().unwrap_or_default();
-            format!("{middle:.1} / {worst:.1}")
-        });
+        let [lasted, pause, next] =
+            figures.map(|it| quantiles(&sorted(it.into_iter()), [0.5, 1.0], 1));
         println!("| {what} | {times} | {lasted} | {pause} | {next} |");
     }
     let quarter = sizes.len() / 4;
     let part = |part: &[(f64, usize)]| {
-        let mut memory: Vec<_> = part.iter().map(|size| size.0).collect();
-        let mut open: Vec<_> = part.iter().map(|size| size.1).collect();
-        memory.sort_by(f64::total_cmp);
-        open.sort_unstable();
-        let middle = part.len() / 2;
-        let memory = memory
-            .get(middle)
-            .zip(memory.last())
-            .map(|(middle, most)| format!("{middle:.0} / {most:.0} MiB"));
-        let open = open
-            .get(middle)
-            .zip(open.last())
-            .map(|(middle, most)| format!("{middle} / {most} descriptors"));
-        format!(
-            "{}, {}",
-            memory.unwrap_or_default(),
-            open.unwrap_or_default()
-        )
+        let memory = sorted(part.iter().map(|size| size.0));
+        let open = sorted(part.iter().map(|size| size.1 as f64));
+        let [memory, open] = [memory, open].map(|it| quantiles(&it, [0.5, 1.0], 0));
+        format!("{memory} MiB, {open} descriptors")
     };
     println!(
         "\nextenders, median / most: {} in the first quarter, {} in the last; {:.0} min in all",
