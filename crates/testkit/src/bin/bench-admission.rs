@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, Process, Webhook, configure, eventually, quantile};
+use gpustow_testkit::{
+    ControlPlane, Options, Process, Webhook, configure, eventually, quantile, quantiles,
+};
 use kube::Client;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// For the manifests to be in force.
 const SOON: Duration = Duration::from_secs(60);
@@ -33,9 +35,6 @@ struct Args {
     /// Seconds after which no further round of a pod begins
     #[arg(long, default_value_t = 120)]
     patience: u64,
-    /// Measure only pods whose name in the table holds this text
-    #[arg(long, default_value = "usual")]
-    pod: String,
 }
 
 /// An API server with one way of admission, or with none.
@@ -82,11 +81,7 @@ impl Side {
 
     /// Waits until pods get what gpustow gives them.
     async fn ready(&self) -> Result<()> {
-        let asking = serde_json::to_vec(&pod(
-            json!({}),
-            1,
-            |_| json!({ "resources": { "limits": { names::GPU_MEM: "1" } } }),
-        ))?;
+        let asking = serde_json::to_vec(&usual(true))?;
         eventually(SOON, "pods are admitted", async || {
             let made = post(&self.client, &asking).await?;
             let made: Value = serde_json::from_str(&made)?;
@@ -152,22 +147,18 @@ async fn main() -> Result<()> {
         "| pod | installed | rounds | wall p50 / p99 | CPU of the API server | ÷ nothing | CPU of the extender |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for (what, pod) in pods() {
-        if !what.contains(&args.pod) {
-            continue;
-        }
-        let body = serde_json::to_vec(&pod)?;
+    for (what, requests) in [("nothing", false), ("GPU memory", true)] {
+        let body = serde_json::to_vec(&usual(requests))?;
         let took = measure(&args, &sides, &body).await?;
         let base = quantile(&took[0].columns[1], 0.5);
         for (side, took) in sides.iter().zip(&took) {
             let [wall, api_server, extender] = &took.columns;
             let refused = if took.refused { "refused, " } else { "" };
             println!(
-                "| {what} | {} | {} | {refused}{:.1} / {:.1} | {} | {:.2} | {} |",
+                "| requests {what} | {} | {} | {refused}{} | {} | {:.2} | {} |",
                 side.name,
                 wall.len(),
-                quantile(wall, 0.5),
-                quantile(wall, 0.99),
+                quantiles(wall, [0.5, 0.99], 1),
                 spread(api_server),
                 quantile(api_server, 0.5) / base,
                 match side.webhook {
@@ -232,76 +223,26 @@ async fn post(client: &Client, body: &[u8]) -> kube::Result<String> {
     client.request_text(request).await
 }
 
-/// What is created: pods that ask for nothing, then pods that ask.
-fn pods() -> Vec<(String, Value)> {
-    let plain = |_| json!({});
-    let asks = |_| json!({ "resources": { "limits": { names::GPU_MEM: "1" } } });
-    let usual = |asks: bool| {
-        let probe = json!({ "httpGet": { "path": "/healthz", "port": 8080 } });
-        let limits = |index| match (asks, index) {
-            (true, 0) => json!({ "cpu": "1", "memory": "1Gi", names::GPU_MEM: "1" }),
-            _ => json!({ "cpu": "1", "memory": "1Gi" }),
-        };
-        let container = |index| {
-            json!({ "env": variables(10), "readinessProbe": probe, "livenessProbe": probe,
-                "resources": { "limits": limits(index) } })
-        };
-        pod(json!({ "team": "a" }), 2, container)
-    };
-    let mut pods = vec![
-        ("usual, requests nothing".to_owned(), usual(false)),
-        ("usual, requests GPU memory".to_owned(), usual(true)),
-    ];
-    for count in [0, 1_000, 10_000, 40_000] {
-        let what = format!("asks for nothing, {count} annotations");
-        pods.push((what, pod(chaff(count), 1, plain)));
-    }
-    let many = |_| json!({ "env": variables(1_000) });
-    pods.push((
-        "asks for nothing, 1,000 variables".to_owned(),
-        pod(json!({}), 1, many),
-    ));
-    for count in [200, 2_000] {
-        let what = format!("asks for nothing, {count} containers");
-        pods.push((what, pod(json!({}), count, plain)));
-    }
-    for count in [0, 256] {
-        let what = format!("asks, {count} annotations");
-        pods.push((what, pod(chaff(count), 1, asks)));
-    }
-    let many =
-        |_| json!({ "env": variables(1_000), "resources": { "limits": { names::GPU_MEM: "1" } } });
-    pods.push(("asks, 1,000 variables".to_owned(), pod(json!({}), 1, many)));
-    let one = |index| if index == 0 { asks(0) } else { json!({}) };
-    pods.push((
-        "one of 200 containers asks".to_owned(),
-        pod(json!({}), 200, one),
-    ));
-    pods.push(("200 containers ask".to_owned(), pod(json!({}), 200, asks)));
-    pods
-}
-
-fn pod(annotations: Value, containers: usize, make: impl Fn(usize) -> Value) -> Value {
-    let containers = (0..containers).map(|index| {
-        let mut container = make(index);
-        container["name"] = json!(format!("c{index}"));
-        container["image"] = json!("registry.k8s.io/pause:3.10");
-        container
+/// A pod with two containers, of which the first requests GPU memory or none does.
+fn usual(requests: bool) -> Value {
+    let probe = json!({ "httpGet": { "path": "/healthz", "port": 8080 } });
+    let variables: Value = (0..10)
+        .map(|index| json!({ "name": format!("V{index}"), "value": "" }))
+        .collect();
+    let containers = [requests, false].into_iter().zip(0..);
+    let containers = containers.map(|(requests, index)| {
+        let mut limits = json!({ "cpu": "1", "memory": "1Gi" });
+        if requests {
+            limits[names::GPU_MEM] = json!("1");
+        }
+        json!({
+            "name": format!("c{index}"), "image": "registry.k8s.io/pause:3.10", "env": variables,
+            "readinessProbe": probe, "livenessProbe": probe, "resources": { "limits": limits },
+        })
     });
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "generateName": "bench-", "annotations": annotations },
+        "metadata": { "generateName": "bench-", "annotations": { "team": "a" } },
         "spec": { "containers": containers.collect::<Vec<_>>() },
     })
-}
-
-/// Annotations that mean nothing; 40,000 of them have 180 KB of the 256 KiB that a pod may have.
-fn chaff(count: usize) -> Value {
-    let all = (0..count).map(|index| (format!("{index:x}"), json!("")));
-    Value::Object(all.collect::<Map<_, _>>())
-}
-
-fn variables(count: usize) -> Value {
-    let one = |index| json!({ "name": format!("V{index}"), "value": "" });
-    (0..count).map(one).collect()
 }
