@@ -4,10 +4,9 @@
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
 //! that kube-scheduler tries again and again, and timed from its creation on. With `--queue`, see [`mod@queue`], with
-//! `--fragmented`, see [`mod@fragmented`], with `--burst`, see [`mod@burst`].
+//! `--burst`, see [`mod@burst`].
 
 mod burst;
-mod fragmented;
 mod queue;
 mod report;
 
@@ -74,11 +73,8 @@ struct Args {
     /// With --queue, also the first of these numbers of pods without a queue
     #[arg(long, requires = "queue")]
     refused: bool,
-    /// Measure how soon so many pods, one after the other, preempt others of whose cards no one is free
-    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting"])]
-    fragmented: usize,
     /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated in vain while it drains
-    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting", "fragmented"])]
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting"])]
     burst: usize,
     /// Values of percentageOfNodesToScore to compare with gpustow, 0 for adaptive; without it the shipped one. Other
     /// measurements take the first
@@ -142,8 +138,6 @@ async fn main() -> Result<()> {
     for &nodes in &args.nodes {
         if !args.queue.is_empty() {
             queue::bench(&args, nodes, began).await?;
-        } else if args.fragmented > 0 {
-            fragmented::bench(&args, nodes, began).await?;
         } else if args.burst > 0 {
             burst::bench(&args, nodes, began).await?;
         } else {
