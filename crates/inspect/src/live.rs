@@ -1,15 +1,17 @@
 //! A cluster that follows watches, for whoever looks at it for a while.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::{Stream, StreamExt as _};
+use futures::StreamExt as _;
 use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, PodGroup, PodObject};
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 
 use crate::source::files::{read, written};
 use crate::source::{Source, load};
@@ -43,57 +45,39 @@ impl Live {
             live.reread(path.clone(), source.resource_name.clone());
         } else {
             let (client, _) = source.client().await?;
-            live.follow(
-                watched(Api::<PodObject>::all(client.clone())),
-                |cluster, change| match change {
-                    Change::Apply(pod) => cluster.apply_pod(pod),
-                    Change::Delete(pod) => cluster.delete_pod(&pod),
-                    Change::Reset(pods) => cluster.reset_pods(pods),
-                },
-            );
-            live.follow(
-                watched(Api::<PodGroup>::all(client.clone())),
-                |cluster, change| match change {
-                    Change::Apply(group) => cluster.apply_pod_group(&group),
-                    Change::Delete(group) => cluster.delete_pod_group(&group),
-                    Change::Reset(groups) => cluster.reset_pod_groups(&groups),
-                },
-            );
-            live.follow(
-                watched(Api::<Node>::all(client.clone())),
-                |cluster, change| match change {
-                    Change::Apply(node) => cluster.apply_node(node),
-                    Change::Delete(node) => cluster.delete_node(&node),
-                    Change::Reset(nodes) => cluster.reset_nodes(nodes),
-                },
-            );
-            live.follow(
-                watched(Api::<GpustowConfig>::all(client.clone())),
-                |cluster, change| {
-                    let config = match change {
-                        Change::Apply(config) => Some(config),
-                        Change::Delete(_) => None,
-                        Change::Reset(configs) => configs.into_iter().next(),
-                    };
-                    cluster.set_config(config.map_or(Seen::NotThere, Seen::Read));
-                },
-            );
-            live.follow(
-                watched(Api::<GpuWorkload>::all(client.clone())),
-                |cluster, change| match change {
-                    Change::Apply(workload) => cluster.advised.apply(workload),
-                    Change::Delete(workload) => cluster.advised.delete(&workload),
-                    Change::Reset(workloads) => cluster.advised.reset(workloads),
-                },
-            );
-            live.follow(
-                watched(Api::<GpuNode>::all(client)),
-                |cluster, change| match change {
-                    Change::Apply(node) => cluster.apply_gpunode(node),
-                    Change::Delete(node) => cluster.delete_gpunode(&node),
-                    Change::Reset(nodes) => cluster.reset_gpunodes(nodes),
-                },
-            );
+            live.follow::<PodObject>(&client, |cluster, change| match change {
+                Change::Apply(pod) => cluster.apply_pod(pod),
+                Change::Delete(pod) => cluster.delete_pod(&pod),
+                Change::Reset(pods) => cluster.reset_pods(pods),
+            });
+            live.follow::<PodGroup>(&client, |cluster, change| match change {
+                Change::Apply(group) => cluster.apply_pod_group(&group),
+                Change::Delete(group) => cluster.delete_pod_group(&group),
+                Change::Reset(groups) => cluster.reset_pod_groups(&groups),
+            });
+            live.follow::<Node>(&client, |cluster, change| match change {
+                Change::Apply(node) => cluster.apply_node(node),
+                Change::Delete(node) => cluster.delete_node(&node),
+                Change::Reset(nodes) => cluster.reset_nodes(nodes),
+            });
+            live.follow::<GpustowConfig>(&client, |cluster, change| {
+                let config = match change {
+                    Change::Apply(config) => Some(config),
+                    Change::Delete(_) => None,
+                    Change::Reset(configs) => configs.into_iter().next(),
+                };
+                cluster.set_config(config.map_or(Seen::NotThere, Seen::Read));
+            });
+            live.follow::<GpuWorkload>(&client, |cluster, change| match change {
+                Change::Apply(workload) => cluster.advised.apply(workload),
+                Change::Delete(workload) => cluster.advised.delete(&workload),
+                Change::Reset(workloads) => cluster.advised.reset(workloads),
+            });
+            live.follow::<GpuNode>(&client, |cluster, change| match change {
+                Change::Apply(node) => cluster.apply_gpunode(node),
+                Change::Delete(node) => cluster.delete_gpunode(&node),
+                Change::Reset(nodes) => cluster.reset_gpunodes(nodes),
+            });
         }
         Ok(live)
     }
@@ -127,16 +111,14 @@ impl Live {
         });
     }
 
-    fn follow<K>(
-        &self,
-        events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
-        change: impl Fn(&mut Cluster, Change<K>) + Send + 'static,
-    ) where
-        K: Send + 'static,
+    fn follow<K>(&self, client: &Client, change: impl Fn(&mut Cluster, Change<K>) + Send + 'static)
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let live = self.clone();
+        let all = Api::<K>::all(client.clone());
         tokio::spawn(async move {
-            let mut events = pin!(events);
+            let mut events = pin!(watcher(all, watcher::Config::default()).default_backoff());
             let mut listed = Vec::new();
             while let Some(event) = events.next().await {
                 match event {
@@ -164,11 +146,4 @@ enum Change<K> {
     Apply(K),
     Delete(K),
     Reset(Vec<K>),
-}
-
-fn watched<K>(api: Api<K>) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send
-where
-    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
-{
-    watcher(api, watcher::Config::default()).default_backoff()
 }
