@@ -7,22 +7,18 @@ use gpustow_api::GpuNode;
 use gpustow_api::names;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{Case, eventually, wait_condition};
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
 use crate::agent::{AgentNode, cgroup_of};
 use crate::fault_rig::{Replica, now, turn};
+use crate::fragmented::condition;
 use crate::support::{SOON, event_saying};
 
 /// A model is there again within this.
 const WAKES: Duration = Duration::from_secs(3);
-
-fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|it| it.type_ == of_type)
-}
 
 /// Waits until the pod has the condition with this status and reason; its message.
 async fn says(case: &Case, pod: &Pod, of_type: &str, status: &str, reason: &str) -> Result<String> {

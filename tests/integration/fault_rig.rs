@@ -2,7 +2,7 @@
 //! with a proxy each between them and the API server, and calls as kube-scheduler makes them.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::FutureExt as _;
@@ -244,6 +244,43 @@ impl Replica {
         })
         .await
     }
+
+    /// How many disruptions it has done for this cause.
+    pub(crate) async fn disruptions(&self, action: &str, cause: &str) -> Result<String> {
+        let metrics = self.extender.metrics().await?;
+        let all = metrics.lines();
+        let all = all.filter(|line| line.starts_with("gpustow_disruptions_total"));
+        // A test that fails shows what was counted instead.
+        println!(
+            "{:?}",
+            all.filter(|line| !line.ends_with(" 0")).collect::<Vec<_>>()
+        );
+        let series = format!(
+            "gpustow_disruptions_total{{action=\"{action}\",cause=\"{cause}\",outcome=\"done\"}} "
+        );
+        let count = metrics.lines().find_map(|line| line.strip_prefix(&series));
+        Ok(count.context("no such series")?.to_owned())
+    }
+
+    /// It was frozen while the heir took over: its late write arrives, it runs again, and it sees in the Lease that it
+    /// does not lead before it would act again.
+    pub(crate) async fn thaws(
+        &self,
+        late: &Rule,
+        waits: &Pod,
+        node: &str,
+        heir: &str,
+    ) -> Result<()> {
+        late.release();
+        late.answered(1, SOON).await?;
+        self.extender.process.cont()?;
+        eventually(SOON, "it knows that it does not lead", async || {
+            let told = self.filter(waits, node).await;
+            ensure!(told.is_err_and(|told| told.to_string().contains(heir)));
+            Ok(())
+        })
+        .await
+    }
 }
 
 /// The pod as it is now.
@@ -263,4 +300,44 @@ pub(crate) async fn clear(case: &Case) -> Result<()> {
         .delete_collection(&at_once, &kube::api::ListParams::default())
         .await?;
     Ok(())
+}
+
+/// Deletes of pods that reach the replica's proxy, the `which`-th among them.
+pub(crate) fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
+    nth(
+        replica,
+        "DELETE",
+        |path| path.contains("/pods/"),
+        which,
+        action,
+    )
+}
+
+/// Evictions that reach the replica's proxy, the `which`-th among them.
+pub(crate) fn on_eviction(replica: &Replica, which: usize, action: Action) -> Rule {
+    nth(
+        replica,
+        "POST",
+        |path| path.ends_with("/eviction"),
+        which,
+        action,
+    )
+}
+
+fn nth(
+    replica: &Replica,
+    method: &'static str,
+    is_it: fn(&str) -> bool,
+    which: usize,
+    action: Action,
+) -> Rule {
+    let count = AtomicUsize::new(0);
+    replica.proxy.rule(
+        move |asked, uri| {
+            asked.as_str() == method
+                && is_it(uri.path())
+                && count.fetch_add(1, Ordering::SeqCst) == which
+        },
+        action,
+    )
 }

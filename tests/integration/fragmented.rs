@@ -1,13 +1,11 @@
 //! Preemption for a pod that free memory is too fragmented for: who ends, who does not, and what is left when something
 //! comes between.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Action, Case, PodBuilder, Rule, Scheduler, configure, eventually, wait_bound, wait_condition,
+    Action, Case, PodBuilder, Scheduler, configure, eventually, wait_bound, wait_condition,
     wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -16,7 +14,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
-use crate::fault_rig::{Replica, Turn, clear, now, turn};
+use crate::fault_rig::{Replica, Turn, clear, now, on_delete, turn};
 use crate::support::{SOON, charges, event, event_saying};
 
 const CARD: u64 = 10_000;
@@ -70,32 +68,6 @@ pub(crate) async fn staying(case: &Case) -> Result<Vec<String>> {
     let mut names: Vec<_> = staying.map(|pod| pod.name_any()).collect();
     names.sort_unstable();
     Ok(names)
-}
-
-/// Deletes that reach the replica's proxy, the `which`-th among them.
-pub(crate) fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
-    let count = AtomicUsize::new(0);
-    replica.proxy.rule(
-        move |method, uri| {
-            method.as_str() == "DELETE"
-                && uri.path().contains("/pods/")
-                && count.fetch_add(1, Ordering::SeqCst) == which
-        },
-        action,
-    )
-}
-
-/// How many pods the replica preempted.
-async fn preempted(replica: &Replica) -> Result<String> {
-    let metrics = replica.extender.metrics().await?;
-    let series = "gpustow_disruptions_total{action=\"delete\",cause=\"preempt\",outcome=\"done\"} ";
-    let count = metrics.lines().find_map(|line| line.strip_prefix(series));
-    let all = metrics.lines();
-    let all =
-        all.filter(|line| line.starts_with("gpustow_disruptions_total") && !line.ends_with(" 0"));
-    // A test that fails shows what was counted instead.
-    println!("{:?}", all.collect::<Vec<_>>());
-    Ok(count.context("no such series")?.to_owned())
 }
 
 /// What every case leaves: books that are the API server's, no card over its bound, and no room kept.
@@ -167,7 +139,7 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
     delete(&case.client, &low, 0).await?;
     let waits = wait_bound(&case.client, &waits, SOON).await?;
     assert_eq!(charges(&waits)?[0].0, charges(&low)?[0].0);
-    assert_eq!(preempted(&replica).await?, "1");
+    assert_eq!(replica.disruptions("delete", "preempt").await?, "1");
     assert_eq!(staying(&case).await?, ["firm", "late", "waits"]);
     nothing_is_left(&replica, &case).await?;
     case.end().await
@@ -276,7 +248,7 @@ async fn of_two_that_want_one_card_one_gets_it_and_no_victim_is_too_many() -> Re
     })
     .await?;
     assert_eq!(staying(&case).await?, ["firm", "p", "q"]);
-    assert_eq!(preempted(&replica).await?, "2");
+    assert_eq!(replica.disruptions("delete", "preempt").await?, "2");
     nothing_is_left(&replica, &case).await?;
     case.end().await
 }
@@ -311,7 +283,7 @@ async fn a_victim_that_ends_by_itself_spares_the_next_one() -> Result<()> {
     delete(&case.client, second, 0).await?;
     delete(&case.client, &first, 0).await?;
     wait_bound(&case.client, &waits, SOON).await?;
-    assert_eq!(preempted(&replica).await?, "1");
+    assert_eq!(replica.disruptions("delete", "preempt").await?, "1");
     assert_eq!(staying(&case).await?, ["firm", "spared", "waits"]);
     nothing_is_left(&replica, &case).await?;
     case.end().await
@@ -343,7 +315,7 @@ async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Resul
         left.contains(&one.name_any()) != left.contains(&two.name_any()),
         "{left:?}"
     );
-    assert_eq!(preempted(&replica).await?, "1");
+    assert_eq!(replica.disruptions("delete", "preempt").await?, "1");
     clear(&case).await?;
     nothing_is_left(&replica, &case).await?;
     case.end().await
@@ -372,7 +344,7 @@ async fn a_successor_goes_on_between_two_deletes_and_deletes_nobody_else() -> Re
         wait_gone(&case.client, pod, SOON).await?;
     }
     wait_bound(&case.client, &waits, SOON).await?;
-    assert_eq!(preempted(&successor).await?, "1");
+    assert_eq!(successor.disruptions("delete", "preempt").await?, "1");
     assert_eq!(staying(&case).await?, ["firm", "spared", "waits"]);
     nothing_is_left(&successor, &case).await?;
     case.end().await
@@ -409,16 +381,9 @@ async fn a_delete_that_arrives_after_a_takeover_fails() -> Result<()> {
         Ok(())
     })
     .await?;
-    late.release();
-    late.answered(1, SOON).await?;
-    frozen.extender.process.cont()?;
-    // It looks at the Lease before it would act again.
-    eventually(SOON, "it knows that it does not decide", async || {
-        let told = frozen.filter(&waits, &case.node_name("n")).await;
-        ensure!(told.is_err_and(|told| told.to_string().contains("heir-delete")));
-        Ok(())
-    })
-    .await?;
+    frozen
+        .thaws(&late, &waits, &case.node_name("n"), "heir-delete")
+        .await?;
     assert_eq!(staying(&case).await?, ["firm", "low", "small", "waits"]);
     nothing_is_left(&successor, &case).await?;
     case.end().await
@@ -452,7 +417,7 @@ async fn room_that_another_filter_keeps_the_pod_from_is_given_up() -> Result<()>
         Ok(())
     })
     .await?;
-    assert_eq!(preempted(&replica).await?, "2");
+    assert_eq!(replica.disruptions("delete", "preempt").await?, "2");
     assert_eq!(staying(&case).await?, ["firm", "waits"]);
     nothing_is_left(&replica, &case).await?;
     case.end().await

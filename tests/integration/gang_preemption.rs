@@ -8,8 +8,8 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::fault_rig::Replica;
-use crate::fragmented::{bound, nothing_is_left, on_delete, staying};
+use crate::fault_rig::{Replica, on_delete};
+use crate::fragmented::{bound, nothing_is_left, staying};
 use crate::gang_binding::{cluster, refused};
 use crate::install::install;
 use crate::support::SOON;

@@ -1,14 +1,13 @@
 //! Pods that move for one that waits for memory which is free in pieces. Nobody runs controllers here: the successors are
 //! made by the cases.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::{delete, set_accepted};
 use gpustow_testkit::{
-    Action, Case, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
+    Action, Case, PodBuilder, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -17,7 +16,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
-use crate::fault_rig::{Replica, Turn, now, turn};
+use crate::fault_rig::{Replica, Turn, now, on_eviction, turn};
 use crate::fragmented::{bound, condition, holds, nothing_is_left, slow, staying};
 use crate::support::{SOON, charges, event, event_saying};
 
@@ -77,28 +76,6 @@ async fn rig(turn: &Turn, name: &str, args: &[&str]) -> Result<(Replica, Schedul
     delete(&case.client, &fill, 0).await?;
     wait_gone(&case.client, &fill, SOON).await?;
     Ok((replica, scheduler, case))
-}
-
-/// Evictions that reach the replica's proxy, the `which`-th among them.
-fn on_eviction(replica: &Replica, which: usize, action: Action) -> Rule {
-    let count = AtomicUsize::new(0);
-    replica.proxy.rule(
-        move |method, uri| {
-            method.as_str() == "POST"
-                && uri.path().ends_with("/eviction")
-                && count.fetch_add(1, Ordering::SeqCst) == which
-        },
-        action,
-    )
-}
-
-/// How many pods the replica moved.
-async fn moved(replica: &Replica) -> Result<String> {
-    let metrics = replica.extender.metrics().await?;
-    let series =
-        "gpustow_disruptions_total{action=\"evict\",cause=\"defragment\",outcome=\"done\"} ";
-    let count = metrics.lines().find_map(|line| line.strip_prefix(series));
-    Ok(count.context("no such series")?.to_owned())
 }
 
 /// Waits until the pod's deletion is under way; the pod.
@@ -180,7 +157,7 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
     succeeded(&case, &gone, "y2", 3000, "a").await?;
     let waits = wait_bound(&case.client, &waits, SOON).await?;
     assert_eq!(charges(&waits)?[0].1, 8000);
-    assert_eq!(moved(&replica).await?, "1");
+    assert_eq!(replica.disruptions("evict", "defragment").await?, "1");
     delete(&case.client, &late, 0).await?;
     wait_gone(&case.client, &late, SOON).await?;
     assert_eq!(staying(&case).await?, ["waits", "x", "y2", "z"]);
@@ -201,7 +178,7 @@ async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
     let told = event(&case.client, &gone, "GpuPodDisrupted").await?;
     ensure!(told.contains("which is nearly empty"), "{told}");
     succeeded(&case, &gone, "x2", 4000, "b").await?;
-    assert_eq!(moved(&replica).await?, "1");
+    assert_eq!(replica.disruptions("evict", "defragment").await?, "1");
     wait_gone(&case.client, &gone, SOON).await?;
     assert_eq!(staying(&case).await?, ["x2", "y", "z"]);
     nothing_is_left(&replica, &case).await?;
@@ -224,7 +201,7 @@ async fn whom_a_budget_protects_stays_and_another_moves() -> Result<()> {
     succeeded(&case, &gone, "x2", 4000, "b").await?;
     wait_bound(&case.client, &waits, SOON).await?;
     assert_eq!(staying(&case).await?, ["waits", "x2", "y", "z"]);
-    assert_eq!(moved(&replica).await?, "1");
+    assert_eq!(replica.disruptions("evict", "defragment").await?, "1");
     nothing_is_left(&replica, &case).await?;
     case.end().await
 }
@@ -248,7 +225,7 @@ async fn a_successor_goes_on_where_the_eviction_was_not_sent() -> Result<()> {
     let gone = ends(&case, "y").await?;
     succeeded(&case, &gone, "y2", 3000, "a").await?;
     wait_bound(&case.client, &waits, SOON).await?;
-    assert_eq!(moved(&successor).await?, "1");
+    assert_eq!(successor.disruptions("evict", "defragment").await?, "1");
     assert_eq!(staying(&case).await?, ["asked", "waits", "x", "y2", "z"]);
     nothing_is_left(&successor, &case).await?;
     case.end().await
@@ -281,15 +258,9 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
         Ok(())
     })
     .await?;
-    late.release();
-    late.answered(1, SOON).await?;
-    frozen.extender.process.cont()?;
-    eventually(SOON, "it knows that it does not decide", async || {
-        let told = frozen.filter(&waits, &case.node_name("b")).await;
-        ensure!(told.is_err_and(|told| told.to_string().contains("moves-heir-icy")));
-        Ok(())
-    })
-    .await?;
+    frozen
+        .thaws(&late, &waits, &case.node_name("b"), "moves-heir-icy")
+        .await?;
     assert_eq!(staying(&case).await?, ["small", "waits", "x", "y", "z"]);
     nothing_is_left(&successor, &case).await?;
     case.end().await
@@ -312,7 +283,7 @@ async fn move_needs_no_call_of_kube_scheduler_where_there_is_no_leader() -> Resu
     let gone = ends_within(&case, "y", LATE).await?;
     succeeded(&case, &gone, "y2", 3000, "a").await?;
     wait_bound(&case.client, &waits, SOON).await?;
-    assert_eq!(moved(&replica).await?, "1");
+    assert_eq!(replica.disruptions("evict", "defragment").await?, "1");
     nothing_is_left(&replica, &case).await?;
     case.end().await
 }

@@ -1,8 +1,6 @@
 //! Memory that pods use beyond their requests is reclaimed for a pod that has a right to it, whether it waits or
 //! runs beside them, and nobody is touched without that setting.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::names;
@@ -10,13 +8,14 @@ use gpustow_testkit::builders::{delete, set_running};
 use gpustow_testkit::{
     Action, Case, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::fault_rig::{Replica, clear, now, turn};
+use crate::fault_rig::{Replica, clear, now, on_eviction, turn};
+use crate::fragmented::condition;
 use crate::support::{SOON, event, event_saying};
 
 const CARD: u64 = 9000;
@@ -34,12 +33,6 @@ async fn uses(case: &Case, node: &GpuNodeBuilder, pods: &[(&Pod, u64)]) -> Resul
         .clone()
         .with_status(|status| status.gpus[0].pods = used);
     node.report(&case.client).await
-}
-
-fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
-    let status = pod.status.as_ref()?;
-    let mut conditions = status.conditions.iter().flatten();
-    conditions.find(|it| it.type_ == of_type)
 }
 
 /// Waits until this condition of the pod has this status, and for its reason.
@@ -79,19 +72,6 @@ async fn protect(case: &Case, app: &str) -> Result<Api<PodDisruptionBudget>> {
 async fn is_evicted(case: &Case, pod: &Pod) -> Result<bool> {
     let found = case.pods().get_opt(&pod.name_any()).await?;
     Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
-}
-
-/// Evictions of the case's pods that reach the proxy, the `which`-th among them.
-fn on_eviction(replica: &Replica, which: usize, action: Action) -> gpustow_testkit::Rule {
-    let count = AtomicUsize::new(0);
-    replica.proxy.rule(
-        move |method, uri| {
-            method.as_str() == "POST"
-                && uri.path().ends_with("/eviction")
-                && count.fetch_add(1, Ordering::SeqCst) == which
-        },
-        action,
-    )
 }
 
 #[tokio::test]
@@ -418,17 +398,9 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
         Ok(())
     })
     .await?;
-    late.release();
-    late.answered(1, SOON).await?;
-    frozen.extender.process.cont()?;
-    assert!(!is_evicted(&case, &greedy).await?);
-    // It looks at the Lease before it would act again.
-    eventually(SOON, "it knows that it does not decide", async || {
-        let told = frozen.filter(&waits, &case.node_name("n")).await;
-        ensure!(told.is_err_and(|told| told.to_string().contains("heir")));
-        Ok(())
-    })
-    .await?;
+    frozen
+        .thaws(&late, &waits, &case.node_name("n"), "heir")
+        .await?;
     assert!(!is_evicted(&case, &greedy).await?);
     clear(&case).await?;
     case.end().await
