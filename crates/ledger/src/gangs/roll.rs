@@ -129,7 +129,8 @@ impl Known<'_> {
         seats.is_none_or(|seats| seats.is_ok())
     }
 
-    /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known.
+    /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known. If
+    /// fewer pods exist than must fit, they fit no node: kube-scheduler waits for the others.
     pub(crate) fn seats_of_gang(
         &self,
         pod: &PodFacts,
@@ -137,7 +138,7 @@ impl Known<'_> {
     ) -> Option<Result<Seats, Shortfall>> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let roll = self.roll(gang, Some(pod), None)?;
-        let wanted = roll.wanted().min(roll.open.len());
+        let wanted = roll.wanted();
         let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
         let seats = self.seats(members, wanted, budget);
         Some(match seats.count < wanted {

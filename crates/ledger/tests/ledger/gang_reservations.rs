@@ -108,3 +108,14 @@ fn nothing_is_reserved_for_a_part_of_a_gang_if_the_bound_leaves_too_little() {
     }
     assert_eq!(nodes(&ledger), [""; 0]);
 }
+
+#[test]
+fn nothing_is_reserved_for_a_gang_of_which_too_few_pods_exist() {
+    let mut ledger = full(&["a", "b"], Config::default());
+    let pods = gang(&mut ledger, "g", 3, vec![pod("g0", 100), pod("g1", 100)]);
+    waits(&mut ledger, &pods, &["a", "b"]);
+    for second in AFTER..AFTER + 3 {
+        keep(&mut ledger, second);
+    }
+    assert_eq!(nodes(&ledger), [""; 0]);
+}

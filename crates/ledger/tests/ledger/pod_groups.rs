@@ -276,6 +276,37 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
     assert!(choose(&mut ledger, &pod("lone", 100), &["n"], at(20)).is_empty());
 }
 
+/// kube-scheduler waits for the others too.
+#[test]
+fn pods_of_a_gang_stay_gated_and_keep_no_room_until_enough_of_them_exist() {
+    // The last pod requests what the first two do, or less.
+    for mib in [100, 60] {
+        let mut ledger = Ledger::new(Config {
+            queue: true,
+            ..Config::default()
+        });
+        ledger.apply_node(node("n"));
+        let cards = ["n-0", "n-1", "n-2"].map(|name| card(name, 100));
+        ledger.apply_gpunode("n", report(&cards), at(0));
+        let queued = |pod: PodFacts| PodFacts {
+            queued: true,
+            ..pod
+        };
+        let pods = equal("g", 2, 100).into_iter().map(queued).collect();
+        gang(&mut ledger, "g", 3, pods);
+        for second in 1..40 {
+            assert!(ledger.wake(64, at(second)).is_empty(), "{second} s");
+            assert!(ledger.stalled(at(second)).is_empty(), "{second} s");
+        }
+        let wide = pod("wide", 100);
+        ledger.apply_pod(wide.clone());
+        assert_eq!(choose(&mut ledger, &wide, &["n"], at(40)), ["n"]);
+        ledger.delete_pod(&wide.uid);
+        gang(&mut ledger, "g", 3, vec![queued(pod("late", mib))]);
+        assert_eq!(ledger.wake(64, at(40)).len(), 3);
+    }
+}
+
 #[test]
 fn one_pod_of_a_gang_is_woken_when_all_of_it_fits() {
     let mut ledger = ledger(&[("n", &[100, 100])]);

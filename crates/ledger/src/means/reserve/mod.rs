@@ -361,12 +361,12 @@ impl Known<'_> {
     }
 
     /// The other pods for which GPUs are to be reserved together with this one; none if its gang fits. Nothing is reserved for
-    /// a part of a gang where a bound leaves too little for the rest.
+    /// a part of a gang where a bound leaves too little for the rest, or where the rest does not exist.
     fn reserved_with(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Vec<Arc<PodFacts>>> {
         let Some((open, wanted)) = self.open_of_gang(pod) else {
             return Some(Vec::new());
         };
-        if self.has_seats(pod, budget) {
+        if open.len() < wanted || self.has_seats(pod, budget) {
             return None;
         }
         let has = |it: &Arc<PodFacts>| self.earmarks.find(&it.uid, Cause::Reserve).is_some();
