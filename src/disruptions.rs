@@ -123,6 +123,8 @@ impl Disruptions {
         }
         let cut = ledger.lock().searches_cut();
         cut.iter().for_each(|pod| app.events.search_cut(pod));
+        let hopeless = ledger.lock().hopeless();
+        hopeless.iter().for_each(|pod| app.events.hopeless(pod));
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
         let (demands, marked, news) = {

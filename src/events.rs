@@ -155,6 +155,21 @@ impl Events {
         self.warn(as_, pod, note());
     }
 
+    /// No node could hold the pod if it were empty. A refusal by filter, which has the reasons, is not told again so.
+    pub(crate) fn hopeless(&self, pod: &PodFacts) {
+        let told = self.told.get(&pod.uid).map(|told| told.0);
+        self.refused(pod, told.unwrap_or_else(|| hash_of("hopeless")), || {
+            let claims = pod.asks.claims().iter().map(ToString::to_string);
+            format!(
+                "No node can hold this pod as it is, which asks for {}, even if all other pods finish. To see what to change: \
+                 kubectl gpustow why {}/{}",
+                claims.collect::<Vec<_>>().join(" and "),
+                pod.namespace,
+                pod.name
+            )
+        });
+    }
+
     /// Pods that are to be disrupted for the pod wait.
     pub(crate) fn limited(&self, pod: &PodFacts) {
         let note = "Disruptions for this pod wait: the limits in spec.disruptions of the GpustowConfig are reached. The extender                     goes on within a minute.";

@@ -85,6 +85,21 @@ async fn a_request_larger_than_any_card_waits_for_a_larger_card() -> Result<()> 
     rig.end(case).await
 }
 
+/// kube-scheduler finds too little in sum, and asks no extender.
+#[tokio::test]
+async fn pod_that_no_node_can_hold_is_told_so_in_a_full_cluster() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "full").await?;
+    case.node("n", &[8000, 8000]).create(&case.client).await?;
+    bound(&case.client, case.pod("a").gpu_mem(8000)).await?;
+    let reason = format!("Insufficient {}", names::GPU_MEM);
+    let pod = refused(&case.client, case.pod("p").gpu_mem(12000), &reason).await?;
+    let told = event(&case.client, &pod, "GpuMemoryUnavailable").await?;
+    let says = "No node can hold this pod as it is, which asks for 12000 MiB";
+    assert!(told.contains(says), "{told}");
+    rig.end(case).await
+}
+
 #[tokio::test]
 async fn free_memory_in_pieces_is_not_enough() -> Result<()> {
     let rig = rig().await?;

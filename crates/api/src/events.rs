@@ -28,7 +28,7 @@ pub const ALL: [Known; 37] = [
         about: "Pod",
         reason: "GpuMemoryUnavailable",
         reads: "`No node has GPU memory for this pod now, which asks for 8192 MiB: not enough free memory on any one GPU (4 nodes). …`",
-        means: "No node has room now, by reason. `None of the nodes that kube-scheduler offers can hold this pod as it is` means that the end of other pods does not help",
+        means: "No node has room now, by reason. `None of the nodes that kube-scheduler offers can hold this pod as it is` means that the end of other pods does not help. So does `No node can hold this pod as it is`, of a pod about which kube-scheduler asks no extender because no node has enough memory in sum",
         advice: "`kubectl gpustow why POD` names the nearest GPUs, what each lacks and whose end makes the room; the reasons are in [refusals](reference/refusals.md)",
     },
     Known {

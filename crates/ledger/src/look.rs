@@ -28,6 +28,13 @@ impl Ledger {
             .collect()
     }
 
+    /// Pods that no node could hold if it were empty, as looks since the last call found: some of each kind, every few minutes.
+    pub fn hopeless(&mut self) -> Vec<Arc<PodFacts>> {
+        let hopeless = std::mem::take(&mut self.parts.hopeless).into_iter();
+        let known = hopeless.filter_map(|uid| self.parts.books.pod(&uid).cloned());
+        known.collect()
+    }
+
     /// What this means has reserved for pods, and which pods leave it to them.
     #[must_use]
     pub fn reserved(&self, means: Cause, now: Duration) -> Vec<Reserved> {

@@ -25,6 +25,8 @@ pub(crate) struct Parts {
     pub(super) asked: Asked,
     /// Pods for which a search ended because it had cost enough: they are to be told.
     pub(super) cut: Vec<Uid>,
+    /// Pods that no node could hold if it were empty: they are to be told.
+    pub(super) hopeless: Vec<Uid>,
     /// What time it is, as the last verb with a time that changes something said.
     pub(super) now: Duration,
     /// The same in seconds since 1970: see [`crate::Ledger::tell_time`].

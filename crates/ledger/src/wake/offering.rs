@@ -153,9 +153,8 @@ impl Wakes {
         let next = offering.next.first_key_value();
         match (head, next) {
             (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
-                let (head, kind) = (head.clone(), kind);
                 offering.after = Some(head.clone());
-                Some((head, kind))
+                Some((head.clone(), kind))
             }
             _ => offering.next.pop_first(),
         }

@@ -24,6 +24,7 @@ use crate::parts::Parts;
 use crate::queue::{FLUSH, Kind, KindId, Queue, Ungate};
 use crate::sight::Sight;
 use crate::trial::{Host, Left};
+use crate::turn::Turn;
 
 /// So many are let through without room before the first of them is seen to have gone.
 const STUCK: usize = 256;
@@ -31,6 +32,8 @@ const STUCK: usize = 256;
 const WORK: usize = 8192;
 /// What a fit costs, for each container of the pod.
 const FIT: usize = 8;
+/// Pods of a kind that are told that no node could hold them.
+const TOLD: usize = 16;
 /// Queued pods that are offered room before a pod that is not queued is given some.
 const AHEAD: usize = 64;
 
@@ -206,9 +209,15 @@ impl Wakes {
         false
     }
 
-    /// There is nothing left to look at. A queued pod that no node could hold is ungated.
+    /// There is nothing left to look at. Queued pods that no node could hold are ungated, and the first
+    /// of the kind are told.
     fn looked(&mut self, parts: &mut Parts, look: &Look, until: Duration) {
         parts.queue.looked(look.kind, until, look.could);
+        if !look.could {
+            let kind = parts.queue.waiting().kind(look.kind).into_iter();
+            let uids = kind.flat_map(Kind::turns).map(Turn::uid);
+            parts.hopeless.extend(uids.take(TOLD).cloned());
+        }
         if until < parts.now + FLUSH {
             self.found.push(look.kind);
         }

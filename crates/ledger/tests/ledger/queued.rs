@@ -194,6 +194,27 @@ fn pod_that_no_node_could_hold_is_ungated_and_wants_no_queue() {
     assert_eq!(names(&ungated(&mut ledger, at(12))), ["too"]);
 }
 
+/// In a full cluster kube-scheduler finds too little in sum, and asks nothing.
+#[test]
+fn pod_that_no_node_could_hold_is_named_although_kube_scheduler_never_asks_about_it() {
+    let mut ledger = full(100);
+    let waits = |name: &str, mib| PodFacts {
+        waiting: true,
+        ..pod(name, mib)
+    };
+    for (name, mib) in [("huge", 101), ("fits", 100), ("too", 101)] {
+        ledger.apply_pod(waits(name, mib));
+    }
+    let mut named = Vec::new();
+    for second in 0..60 {
+        ledger.wake(64, at(second));
+        let pods = ledger.hopeless().into_iter();
+        named.extend(pods.map(|pod| pod.name.to_string()));
+    }
+    named.sort_unstable();
+    assert_eq!(named, ["huge", "too"]);
+}
+
 #[test]
 fn pod_refused_for_want_of_room_wants_a_queue() {
     let mut ledger = full(100);
