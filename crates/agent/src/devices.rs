@@ -59,6 +59,9 @@ pub struct Card {
     pub failure: Option<String>,
     /// The driver takes limits of memory for it.
     pub can_limit: bool,
+    /// So many processes may use it, by its compute mode; any number if none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_processes: Option<u32>,
     /// The instances that it has and could have, if the agent makes some for pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_demand: Option<OnDemand>,

@@ -261,7 +261,7 @@ impl State {
             });
         let mps = self.has_mps(card);
         let past_mps = self.past_mps(card, &used, pods);
-        let reason = reason.or_else(|| self.without_mps(card, &past_mps, pods));
+        let reason = reason.or_else(|| self.closed(card, &used, &past_mps, pods));
         let foreign = used.other_pods.saturating_add(used.host);
         // A process that starts or ends shows in one figure before the other.
         let lasting = before

@@ -270,6 +270,9 @@ c! {
             put(pending, mode)
         }
     }
+    fn nvmlDeviceGetComputeMode(of: nvmlDevice_t, mode: *mut c_uint) |call: &str| {
+        unsafe { put(mode, device(call, of, |_, gpu, _| Ok(gpu.compute_mode))?) }
+    }
     fn nvmlDeviceGetMaxMigDeviceCount(of: nvmlDevice_t, count: *mut c_uint) |call: &str| {
         // The real library answers with the number of slots, most of which are empty.
         device(call, of, |_, _, _| Ok(()))?;

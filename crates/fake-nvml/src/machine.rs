@@ -95,6 +95,8 @@ pub struct Gpu {
     pub profiles: Vec<Profile>,
     /// Cards that are nearer than the system's interconnect.
     pub near: Vec<Near>,
+    /// NVML's number of the compute mode: 0 is DEFAULT, 2 PROHIBITED, 3 EXCLUSIVE_PROCESS.
+    pub compute_mode: u32,
     /// Active NVLinks.
     pub nvlinks: u32,
 }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use gpustow_api::gpunode::Place;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
+use nvml_wrapper::enum_wrappers::device::{
+    ComputeMode, P2pCapabilitiesIndex, P2pStatus, TopologyLevel,
+};
 use nvml_wrapper::enums::device::{DeviceArchitecture, UsedGpuMemory};
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -281,6 +283,11 @@ fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(De
         model: device.name().unwrap_or_default(),
         place: place(nvml, &device, index, count),
         can_limit: limits::can_limit(nvml, &device),
+        most_processes: match device.compute_mode() {
+            Ok(ComputeMode::Prohibited) => Some(0),
+            Ok(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread) => Some(1),
+            Ok(ComputeMode::Default) | Err(_) => None,
+        },
         ..Card::default()
     };
     if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {

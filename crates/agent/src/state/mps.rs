@@ -1,4 +1,4 @@
-//! GPUs that pods share through NVIDIA's MPS, and why such a GPU takes no pods.
+//! GPUs that pods share through NVIDIA's MPS, and why such a GPU, or one whose compute mode forbids it, takes no pods.
 //!
 //! MPS fails open: a program that finds no control daemon runs beside it, and nothing limits its compute or memory.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::devices::Card;
-use crate::pods::NodePods;
+use crate::pods::{NodePod, NodePods};
 use crate::shares::CardUse;
 
 use super::State;
@@ -48,21 +48,28 @@ impl State {
         lasting.filter(has_share).cloned().collect()
     }
 
-    /// Why the card takes no pods, if it should have MPS and has not.
-    pub(super) fn without_mps(
+    /// Why the card takes no pods, if it should have MPS and has not, or if its compute mode admits no further process. Behind
+    /// MPS all pods are one.
+    pub(super) fn closed(
         &self,
         card: &Card,
+        used: &CardUse,
         past: &BTreeSet<Arc<str>>,
         pods: &NodePods,
     ) -> Option<String> {
-        if !self.has_mps(card) {
-            return None;
+        let name = |pod: &NodePod| format!("pod {}/{}", pod.facts.namespace, pod.facts.name);
+        if card.most_processes == Some(0) {
+            return Some("compute mode PROHIBITED: set it to DEFAULT".to_owned());
         }
-        let by = || {
-            let facts = &pods.get(past.first()?)?.facts;
-            let (namespace, name) = (&facts.namespace, &facts.name);
-            Some(format!("pod {namespace}/{name} uses it without MPS"))
-        };
-        self.mps_fails.clone().or_else(by)
+        if self.has_mps(card) {
+            let by = || Some(name(pods.get(past.first()?)?) + " uses it without MPS");
+            return self.mps_fails.clone().or_else(by);
+        }
+        card.most_processes?;
+        let holder = pods.iter().find(|pod| pod.assigned(&card.uuid).0 > 0);
+        let foreign = used.other_pods.saturating_add(used.host) > 0;
+        let by = holder.map(name);
+        let by = by.or_else(|| foreign.then(|| "a process".to_owned()))?;
+        Some(format!("compute mode EXCLUSIVE_PROCESS, and {by} has it"))
     }
 }

@@ -182,3 +182,48 @@ fn pod_from_before_mps_is_left_alone() {
         assert!(look(&host, &mut state, &pods, second).healthy);
     }
 }
+
+/// A driver in that mode lets one process use the GPU.
+#[test]
+fn gpu_in_exclusive_process_takes_one_pod_and_names_it() {
+    let host = Host::new(&machine(vec![machine::Gpu {
+        compute_mode: 3,
+        ..h100(0)
+    }]));
+    let (mut alone, mut shared) = (State::new(settings(), None, at(0)), state());
+    let (none, one) = (pods(&[]), pods(&[pod(&[("GPU-0", 8000)])]));
+    assert!(look(&host, &mut alone, &none, 0).healthy);
+    let reason = |gpu: Gpu| gpu.reason.unwrap_or_default();
+    let says = |by: &str| format!("compute mode EXCLUSIVE_PROCESS, and {by} has it");
+    let gpu = look(&host, &mut alone, &one, 1);
+    assert!(!gpu.healthy);
+    assert_eq!(reason(gpu), says("pod team/p"));
+    assert!(
+        look(&host, &mut alone, &none, 2).healthy,
+        "the pod has ended"
+    );
+    // Its processes are one to the driver: MPS's server.
+    assert!(look(&host, &mut shared, &one, 3).healthy);
+    // The daemon of another is a process of the host.
+    host.process(7, "0::/system.slice/mps.service\n");
+    host.shows(&machine(vec![machine::Gpu {
+        compute_mode: 3,
+        processes: vec![process(7, 30)],
+        ..h100(0)
+    }]));
+    let gpu = look(&host, &mut alone, &none, 4);
+    assert_eq!(reason(gpu), says("a process"));
+}
+
+#[test]
+fn gpu_whose_compute_mode_is_prohibited_takes_no_pods() {
+    let host = Host::new(&machine(vec![machine::Gpu {
+        compute_mode: 2,
+        ..h100(0)
+    }]));
+    for mut state in [State::new(settings(), None, at(0)), state()] {
+        let gpu = look(&host, &mut state, &pods(&[]), 0);
+        let reason = gpu.reason.as_deref();
+        assert_eq!(reason, Some("compute mode PROHIBITED: set it to DEFAULT"));
+    }
+}

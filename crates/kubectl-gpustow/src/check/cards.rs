@@ -190,7 +190,10 @@ fn failed(cluster: &Cluster, gpu: &Gpu, view: &NodeView, card: &CardView, findin
         }
         None => (
             String::new(),
-            "drain the node, then reset or replace the GPU".to_owned(),
+            match gpu.failed {
+                Some(_) => "drain the node, then reset or replace the GPU".to_owned(),
+                None => "remove the cause on the node: docs/gpu-nodes.md".to_owned(),
+            },
         ),
     };
     findings.add(

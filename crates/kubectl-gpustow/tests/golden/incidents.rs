@@ -349,6 +349,13 @@ async fn a_card_is_found_with_what_helps_it() -> Result<()> {
             "wait: it takes pods again from 10:07 UTC on",
         ),
         (
+            "mode",
+            json!({ "healthy": false, "reason": "compute mode EXCLUSIVE_PROCESS, and pod a/b has it" }),
+            "warning",
+            "compute mode EXCLUSIVE_PROCESS, and pod a/b has it",
+            "remove the cause on the node: https://",
+        ),
+        (
             "lent",
             json!({ "healthy": false, "reason": "held by pod a/b through nvidia.com/gpu",
                 "heldBy": { "pod": "a/b", "through": "nvidia.com/gpu" } }),
