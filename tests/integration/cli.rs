@@ -117,7 +117,7 @@ async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
     assert_eq!(why["nearest"][0]["lacksBytes"], (9000 - 8192_u64) << 20);
     assert_eq!(
         why["nearest"][0]["freedBy"],
-        json!([format!("{}/p (8Gi)", case.namespace)])
+        json!([{ "pod": format!("{}/p", case.namespace), "bytes": 8_u64 << 30 }])
     );
 
     Api::<ClusterRoleBinding>::all(case.client.clone())

@@ -9,6 +9,7 @@ use gpustow_ledger::{CardView, ShareState};
 use gpustow_pack::Mib;
 use kube::ResourceExt as _;
 
+use crate::owner::Holder;
 use crate::{Cluster, PodInfo, state};
 
 /// The pods for which room is reserved, by node.
@@ -20,7 +21,7 @@ pub struct Borrowed {
     /// What pods use beyond what they hold there.
     pub memory: Mib,
     /// The pods for which room is reserved there, and until when.
-    pub reservations: Vec<String>,
+    pub reservations: Vec<Holder>,
     /// The pods that were asked to give back.
     pub reclaimed_from: Vec<String>,
 }
@@ -59,8 +60,11 @@ impl<'c> Borrowings<'c> {
         let asked = borrowers.iter().filter(|(pod, _)| was_asked(&pod.uid));
         let all = self.0.get(node).into_iter().flatten();
         let here = all.filter(|(_, reserved)| reserved.gpus.contains_key(&*card.uuid));
-        let reservations =
-            here.map(|(pod, reserved)| format!("{} until {}", pod.full_name(), reserved.until));
+        let reservations = here.map(|(pod, reserved)| Holder {
+            pod: Some(pod.full_name()),
+            until: Some(reserved.until.to_string()),
+            ..Holder::default()
+        });
         Borrowed {
             memory: borrowers.iter().map(|(_, borrowed)| *borrowed).sum(),
             reservations: reservations.collect(),

@@ -1,14 +1,16 @@
 //! Workloads as people name them.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use gpustow_api::owner::of;
 use gpustow_api::sharers::{Promise, requested, volcano_unit};
 use gpustow_api::{PodFacts, names};
-use gpustow_ledger::CardView;
+use gpustow_ledger::{CardView, PodShare};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
 
 use crate::{Cluster, memory};
 
@@ -66,6 +68,46 @@ impl Cluster {
     }
 }
 
+/// Who holds something of a card, and what of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// `namespace/name`; none for processes of no pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// What it holds, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// From whom it has it, if not from gpustow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub through: Option<String>,
+    /// Until when it is reserved for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<String>,
+}
+
+impl Holder {
+    /// A pod of gpustow that holds so much.
+    pub fn of(pod: &PodShare, held: Mib) -> Self {
+        Self {
+            pod: Some(format!("{}/{}", pod.namespace, pod.name)),
+            bytes: Some(held.bytes()),
+            ..Self::default()
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.pod.as_deref().unwrap_or("host processes"))?;
+        if let Some(bytes) = self.bytes {
+            write!(f, " {}", memory(Mib(bytes >> 20)))?;
+        }
+        let through = self.through.iter().map(|it| format!(" ({it})"));
+        let until = self.until.iter().map(|it| format!(" until {it}"));
+        through.chain(until).try_for_each(|it| f.write_str(&it))
+    }
+}
+
 /// Who holds what of each GPU.
 pub struct Owners<'a> {
     cluster: &'a Cluster,
@@ -85,7 +127,7 @@ impl<'a> Owners<'a> {
     /// Who holds something of a card: gpustow's pods, then all others.
     pub fn on(&self, node: &str, card: &CardView) -> Vec<String> {
         let mut owners = grouped(self.cluster, card);
-        owners.extend(self.others(node, card));
+        owners.extend(self.others(node, card).iter().map(Holder::to_string));
         owners
     }
 
@@ -97,22 +139,33 @@ impl<'a> Owners<'a> {
     }
 
     /// Pods that have their share from another sharer or a device plugin, and processes of no pod.
-    pub fn others(&self, node: &str, card: &CardView) -> Vec<String> {
+    pub fn others(&self, node: &str, card: &CardView) -> Vec<Holder> {
         let pods = self.others.get(node).into_iter().flatten();
         let unit = self.cluster.volcano_unit(node).unwrap_or(1);
         let held = pods.map(|it| (it, it.on(card, unit)));
         let held = held.filter(|(_, mib)| *mib > Mib::ZERO);
-        let held =
-            held.map(|(it, mib)| format!("{} {} ({})", it.pod, memory(mib), it.promise.sharer));
-        let mut owners: Vec<String> = held.collect();
+        let held = held.map(|(it, mib)| Holder {
+            pod: Some(it.pod.clone()),
+            bytes: Some(mib.bytes()),
+            through: Some(it.promise.sharer.to_string()),
+            until: None,
+        });
+        let mut owners: Vec<Holder> = held.collect();
         let report = self.cluster.reports.get(node);
         let gpu = report.and_then(|it| it.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
         if let Some(by) = gpu.and_then(|gpu| gpu.held_by.as_ref()) {
-            owners.push(format!("{} ({})", by.pod, by.through));
+            owners.push(Holder {
+                pod: Some(by.pod.clone()),
+                through: Some(by.through.clone()),
+                ..Holder::default()
+            });
         }
         let host = gpu.map_or(0, |gpu| gpu.host_mib);
         if host > 0 {
-            owners.push(format!("host processes {}", memory(Mib(host))));
+            owners.push(Holder {
+                bytes: Some(Mib(host).bytes()),
+                ..Holder::default()
+            });
         }
         owners
     }

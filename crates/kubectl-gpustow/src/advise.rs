@@ -473,7 +473,7 @@ fn columns() -> Vec<Column<Row>> {
         column("EMPTY-GPUS", "emptyGpus", Always, |row| {
             row.empty_gpus.into()
         }),
-        column("NOTES", "", Table, |row| Value::List(row.notes.clone())),
+        column("NOTES", "", Table, |row| Value::things(&row.notes)),
         column("NOTES", "notes", Wide, |row| row.notes.clone().into()),
         column("PATCH", "patch", Wide, |row| row.patch.clone().into()),
     ]

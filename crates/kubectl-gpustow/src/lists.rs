@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use gpustow_inspect::{
-    Borrowed, Borrowings, Cluster, PodInfo, Scope, memory,
-    owner::Owners,
+    Borrowed, Borrowings, Cluster, PodInfo, Scope,
+    owner::{Holder, Owners},
     state::{self, room},
 };
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::{Compute, Mib};
 use kube::ResourceExt as _;
+use serde_json::json;
 
 use crate::Answer;
 use crate::output::Shown::{Always, Table, Terminal, Wide};
@@ -151,12 +152,8 @@ pub(crate) struct GpuRow {
     /// Who holds something of it.
     pub(crate) owners: Vec<String>,
     /// Those that did not get it from gpustow.
-    others: Vec<String>,
+    others: Vec<Holder>,
     borrowed: Borrowed,
-}
-
-fn share(pod: &gpustow_ledger::PodShare) -> String {
-    format!("{}/{}:{}", pod.namespace, pod.name, memory(pod.charged))
 }
 
 /// GPUs, of one node or of all.
@@ -212,13 +209,13 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 None => Value::Good("healthy".to_owned()),
                 Some(why) => Value::Bad(why.clone()),
             }),
-            column("PODS", "owners", Table, |row| {
-                Value::List(row.owners.clone())
-            }),
+            column("PODS", "owners", Table, |row| Value::things(&row.owners)),
             column("PODS", "pods", Wide, |row| {
-                row.card.pods.iter().map(share).collect::<Vec<_>>().into()
+                let pods = row.card.pods.iter();
+                let pods = pods.map(|pod| Holder::of(pod, pod.charged));
+                Value::things(&pods.collect::<Vec<_>>())
             }),
-            column("OTHERS", "others", Wide, |row| row.others.clone().into()),
+            column("OTHERS", "others", Wide, |row| Value::things(&row.others)),
             column("MEMORY", "memoryBytes", Wide, |row| {
                 row.card.capacity.into()
             }),
@@ -227,10 +224,9 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 row.card.total.minus(row.card.capacity).into()
             }),
             column("LIMITS", "memoryLimits", Wide, |row| {
-                Value::Text(
-                    row.no_limit
-                        .map_or("hold".to_owned(), |why| format!("no: {why}")),
-                )
+                let words = row.no_limit.map(|why| format!("no: {why}"));
+                let json = json!({ "hold": words.is_none(), "reason": row.no_limit });
+                Value::Both(words.unwrap_or("hold".to_owned()), json)
             }),
             // Of GPUs with MPS.
             column("COMPUTE%", "availableComputePercent", Wide, |row| {
@@ -244,7 +240,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 row.borrowed.reclaimed_from.clone().into()
             }),
             column("RESERVATIONS", "reservations", Wide, |row| {
-                row.borrowed.reservations.clone().into()
+                Value::things(&row.borrowed.reservations)
             }),
         ],
         rows: rows.collect(),

@@ -129,5 +129,5 @@ fn few(names: &[String]) -> Value {
     if names.len() > NAMED {
         few.push(format!("{} more", names.len() - NAMED));
     }
-    Value::List(few)
+    Value::things(&few)
 }

@@ -5,6 +5,7 @@ mod location;
 mod nearest;
 mod print;
 mod report;
+mod requested;
 
 use anyhow::{Context as _, Result};
 use gpustow_admission::{auto, keys};
@@ -26,6 +27,7 @@ use gang::Gang;
 use location::{Location, LocationGpu};
 use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
 use report::Means;
+use requested::Requested;
 
 /// Seconds after which a scheduler has said something of a new pod.
 const LOOKED_AT_WITHIN: i64 = 60;
@@ -42,8 +44,7 @@ pub(crate) struct Why {
     pub(crate) verdict: Verdict,
     /// One sentence.
     pub(crate) summary: String,
-    /// What it asks for: per container.
-    asks: Vec<String>,
+    asks: Requested,
     age_seconds: u64,
     /// Where it is, or where it would go now.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,46 +122,13 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
     Ok(why)
 }
 
-/// What the pod asks for: per container, and as a whole.
-fn asks(facts: &PodFacts) -> Vec<String> {
-    let asks = facts
-        .containers
-        .iter()
-        .zip(facts.asks.claims())
-        .map(|(container, claim)| {
-            let gpus = match claim.gpus {
-                1 => String::new(),
-                gpus => format!(" on each of {gpus} GPUs"),
-            };
-            let part = match claim.percentage {
-                0 => String::new(),
-                part => format!("{part} % of a GPU, at least "),
-            };
-            let limit = match claim.driver_limit {
-                Mib::ZERO => String::new(),
-                limit => format!(", held by the driver to {}", memory(limit)),
-            };
-            format!("{container}: {part}{}{gpus}{limit}", memory(claim.mib))
-        });
-    let mut asks: Vec<String> = asks.collect();
-    if let Some(request) = facts.asks.request() {
-        if request.exclusive {
-            asks.push("whole GPUs (exclusive)".to_owned());
-        }
-        if let Some(policy) = request.policy {
-            asks.push(format!("policy {policy}"));
-        }
-    }
-    asks
-}
-
 fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     Why {
         api_version: api_version(),
         kind,
         namespace: facts.namespace.to_string(),
         pod: facts.name.to_string(),
-        asks: asks(facts),
+        asks: Requested::of(facts),
         age_seconds: u64::try_from(cluster.wall.as_second() - facts.created).unwrap_or(0),
         ..Why::default()
     }
@@ -197,7 +165,7 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts, "Why");
-    why.asks.extend(origin(cluster, pod));
+    why.asks.origin = origin(cluster, pod);
     why.unknown = unknown(cluster, pod);
     why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Asks::Unreadable(bad) = &facts.asks {
@@ -368,7 +336,7 @@ fn counts(trial: &Trial<'_>) -> Vec<Count> {
 fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let facts = &pod.facts;
     let mut why = about(cluster, facts, "Why");
-    why.asks.extend(origin(cluster, &pod.object));
+    why.asks.origin = origin(cluster, &pod.object);
     why.unknown = unknown(cluster, &pod.object);
     why.verdict = Verdict::Running;
     let node = facts.node.as_deref().unwrap_or_default();

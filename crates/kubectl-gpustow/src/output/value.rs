@@ -1,9 +1,11 @@
 //! What stands in a cell.
 
 use std::cmp::Ordering;
+use std::fmt::Display;
 
 use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 /// One cell.
@@ -21,8 +23,8 @@ pub(crate) enum Value {
     /// People get one digit, programs two.
     Number(f64),
     Names(Vec<String>),
-    /// The same for people alone, each of several words.
-    List(Vec<String>),
+    /// Words for people, and values for programs.
+    Both(String, Json),
     /// Requested, used, room: drawn on a terminal only.
     Bar(Mib, Mib, Mib),
 }
@@ -51,16 +53,24 @@ impl<T: Into<Self>> From<Option<T>> for Value {
 }
 
 impl Value {
+    /// Things, each of which has words for people and is an object for programs.
+    pub(crate) fn things<T: Display + Serialize>(all: &[T]) -> Self {
+        let words: Vec<String> = all.iter().map(ToString::to_string).collect();
+        Self::Both(words.join(", "), json!(all))
+    }
+
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Nothing => "-".to_owned(),
-            Self::Text(text) | Self::Good(text) | Self::Bad(text) => printable(text),
+            Self::Both(words, _) if words.is_empty() => "-".to_owned(),
+            Self::Text(text) | Self::Good(text) | Self::Bad(text) | Self::Both(text, _) => {
+                printable(text)
+            }
             Self::Count(count) => count.to_string(),
             Self::Memory(amount) => memory(*amount),
             Self::Age(seconds) => age(*seconds),
             Self::Number(number) => format!("{number:.1}"),
-            Self::Names(list) | Self::List(list) if list.is_empty() => "-".to_owned(),
-            Self::List(list) => printable(&list.join(", ")),
+            Self::Names(list) if list.is_empty() => "-".to_owned(),
             Self::Names(list) => printable(&list.join(",")),
             Self::Bar(held, used, room) => bar(*held, *used, *room, 20),
         }
@@ -68,18 +78,20 @@ impl Value {
 
     pub(super) fn json(&self) -> Json {
         match self {
-            Self::Nothing | Self::Bar(..) | Self::List(_) => Json::Null,
+            Self::Nothing | Self::Bar(..) => Json::Null,
             Self::Text(text) | Self::Good(text) | Self::Bad(text) => json!(text),
             Self::Count(count) | Self::Age(count) => json!(count),
             Self::Memory(amount) => json!(amount.bytes()),
             Self::Number(number) => json!((number * 100.0).round() / 100.0),
             Self::Names(list) => json!(list),
+            Self::Both(_, json) => json.clone(),
         }
     }
 
     pub(super) fn csv(&self) -> String {
         let text = match self {
             Self::Names(list) => list.join(" "),
+            Self::Both(words, _) => words.clone(),
             other => match other.json() {
                 Json::Null => String::new(),
                 Json::String(text) => text,
@@ -103,7 +115,8 @@ impl Value {
     pub(super) fn says_something(&self) -> bool {
         match self {
             Self::Nothing | Self::Good(_) => false,
-            Self::Names(list) | Self::List(list) => !list.is_empty(),
+            Self::Names(list) => !list.is_empty(),
+            Self::Both(words, _) => !words.is_empty(),
             _ => true,
         }
     }

@@ -84,6 +84,10 @@ impl Picture {
     }
 }
 
+fn texts(all: &[impl ToString]) -> Vec<String> {
+    all.iter().map(ToString::to_string).collect()
+}
+
 fn node(
     cluster: &Cluster,
     borrowings: &Borrowings<'_>,
@@ -120,10 +124,10 @@ fn node(
                 "gpu": card.index, "model": card.model, "total": card.total.0,
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
                 "available": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
-                "others": owners.others(&view.name, card),
+                "others": texts(&owners.others(&view.name, card)),
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
-                "borrowed": borrowed.memory.0, "reclaimedFrom": borrowed.reclaimed_from, "reservations": borrowed.reservations,
+                "borrowed": borrowed.memory.0, "reclaimedFrom": borrowed.reclaimed_from, "reservations": texts(&borrowed.reservations),
             })
         })
         .collect();

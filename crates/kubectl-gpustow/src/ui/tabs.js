@@ -72,7 +72,7 @@ async function why(pod, ask) {
   const lines = [why.summary];
   for (const { nodes, reason } of why.refusals) lines.push(`${nodes} ${nodes === 1 ? "node" : "nodes"}: ${reason}`);
   for (const near of why.nearest) {
-    const freed = near.freedBy.length ? `; fits once ${near.freedBy.join(" and ")} ends` : "";
+    const freed = near.freedBy.length ? `; fits once ${near.freedBy.map(({ pod, bytes }) => `${pod} (${memory(bytes / 1048576)})`).join(" and ")} ends` : "";
     const lacks = near.refuses ? `takes no pods: ${near.refuses}` :
       near.noLimit ? `cannot limit memory: ${near.noLimit}` : `${memory(near.lacksBytes / 1048576)} short`;
     lines.push(`${near.node} GPU ${near.gpu}: ${lacks}${freed}`);

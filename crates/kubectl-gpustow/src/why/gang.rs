@@ -119,5 +119,8 @@ fn need(cluster: &Cluster, views: &[NodeView], pod: &PodFacts) -> String {
         Some((reason, _)) => reason,
         None => "no node reports GPUs",
     };
-    format!("need {}: {why}", super::asks(pod).join("; "))
+    format!(
+        "need {}: {why}",
+        super::Requested::of(pod).parts().join("; ")
+    )
 }

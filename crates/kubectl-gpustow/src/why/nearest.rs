@@ -1,7 +1,7 @@
 //! The GPUs that lack least for a pod, which pods must finish before it fits, and what to change if none suffices.
 
 use gpustow_api::{PodFacts, names};
-use gpustow_inspect::owner::Owners;
+use gpustow_inspect::owner::{Holder, Owners};
 use gpustow_inspect::{Cluster, Trial, memory, state};
 use gpustow_ledger::{CardView, NodeView, PodShare, Reason};
 use gpustow_pack::{Mib, Refusal};
@@ -121,10 +121,10 @@ pub(super) struct Near {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) no_limit: Option<&'static str>,
     /// Pods whose end would make the room; empty if none would.
-    pub(super) freed_by: Vec<String>,
+    pub(super) freed_by: Vec<Holder>,
     /// Who holds something of it that gpustow did not give out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) others: Vec<String>,
+    pub(super) others: Vec<Holder>,
 }
 
 impl Near {
@@ -206,23 +206,23 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
 }
 
 /// The fewest pods, and then the smallest, whose end would free `lacks`.
-fn freed_by(pods: &[PodShare], lacks: Mib) -> Vec<String> {
+fn freed_by(pods: &[PodShare], lacks: Mib) -> Vec<Holder> {
     let takes = |pod: &PodShare| pod.charged.max(pod.used.unwrap_or_default());
     let mut by_size: Vec<_> = pods.iter().collect();
     by_size.sort_by_key(|pod| (takes(pod), pod.namespace.clone(), pod.name.clone()));
-    let name = |pod: &PodShare| format!("{}/{} ({})", pod.namespace, pod.name, memory(takes(pod)));
+    let holder = |pod: &PodShare| Holder::of(pod, takes(pod));
     if lacks == Mib::ZERO {
         return Vec::new();
     }
     if let Some(one) = by_size.iter().find(|pod| takes(pod) >= lacks) {
-        return vec![name(one)];
+        return vec![holder(one)];
     }
-    let (mut freed, mut names) = (Mib::ZERO, Vec::new());
+    let (mut freed, mut holders) = (Mib::ZERO, Vec::new());
     for pod in by_size.iter().rev() {
         freed = freed + takes(pod);
-        names.push(name(pod));
+        holders.push(holder(pod));
         if freed >= lacks {
-            return names;
+            return holders;
         }
     }
     Vec::new()

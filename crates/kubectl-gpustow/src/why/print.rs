@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
+use gpustow_inspect::owner::Holder;
 use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 
@@ -34,8 +35,9 @@ impl Why {
                 self.verdict
             )?,
         }
-        if !self.asks.is_empty() {
-            writeln!(out, "  asks for {}", printable(&self.asks.join("; ")))?;
+        let asks = self.asks.parts();
+        if !asks.is_empty() {
+            writeln!(out, "  asks for {}", printable(&asks.join("; ")))?;
         }
         writeln!(out, "\n{}", printable(&self.summary))?;
         if let Some(place) = &self.place {
@@ -140,9 +142,21 @@ fn state(near: &Near) -> String {
     };
     let freed = match near.freed_by.as_slice() {
         [] => String::new(),
-        pods => format!("; fits once {} ends", pods.join(" and ")),
+        pods => {
+            let names = pods.iter().map(|it| {
+                let held = Mib(it.bytes.unwrap_or_default() >> 20);
+                format!(
+                    "{} ({})",
+                    it.pod.as_deref().unwrap_or_default(),
+                    memory(held)
+                )
+            });
+            let names: Vec<_> = names.collect();
+            format!("; fits once {} ends", names.join(" and "))
+        }
     };
-    let others = match near.others.as_slice() {
+    let others: Vec<_> = near.others.iter().map(Holder::to_string).collect();
+    let others = match others.as_slice() {
         [] => String::new(),
         others => format!("; not gpustow's: {}", listed(others)),
     };

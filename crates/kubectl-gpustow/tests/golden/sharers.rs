@@ -68,7 +68,12 @@ async fn every_holder_of_a_gpu_is_named_with_its_share() -> Result<()> {
     let (_, top) = files.ask("top -1").await?;
     let (_, json) = files.ask("gpus -o json").await?;
     let json: Value = serde_json::from_str(&json)?;
-    assert_eq!(json["items"][0]["others"], json!(owners));
+    let others = json!([
+        { "pod": "old/a", "bytes": 12_000_u64 << 20, "through": "gpushare" },
+        { "pod": "old/b", "bytes": 3_000_u64 << 20, "through": "hami" },
+        { "bytes": 500_u64 << 20 },
+    ]);
+    assert_eq!(json["items"][0]["others"], others);
     let mut waiting = shared();
     waiting.push(json!({ "kind": "Pod", "metadata": { "namespace": "new", "name": "p", "uid": "p" },
         "spec": { "containers": [{ "name": "main", "resources": { "limits": { "gpustow.dev/gpu-mem": "20000" } } }] } }));

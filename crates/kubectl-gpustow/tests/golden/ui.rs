@@ -160,7 +160,7 @@ async fn a_new_page_gets_everything_and_why_answers() -> Result<()> {
         .await?;
     ensure!(head.starts_with("http/1.1 200"), "{head}");
     ensure!(
-        body.contains("\"freedBy\":[\"team-a/notebook (20Gi)\"]"),
+        body.contains("\"freedBy\":[{\"pod\":\"team-a/notebook\",\"bytes\":21474836480}]"),
         "{body}"
     );
     let (head, _) = page
