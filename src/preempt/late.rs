@@ -11,7 +11,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::{try_join, try_join_all};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::{GpuNode, PodFacts, gone_by};
 use gpustow_ledger::Reason;
 use k8s_openapi::api::core::v1::Pod;
@@ -31,6 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 const CYCLE: Duration = Duration::from_secs(10);
 /// After this time a pod no longer waits for memory of pods that should be gone.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Pods of a node that are read again at the same time.
+const WIDTH: usize = 16;
 /// Nodes that are looked up for one pod.
 const NODES: usize = 16;
 /// Old ones are dropped each time that so many pods more are remembered.
@@ -211,24 +214,29 @@ async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
         let (now, ledger) = (app.ledger.now(), app.ledger.lock());
         (ledger.lacks_report(node, now), ledger.bound_on(node))
     };
-    if lacks_report {
-        look_up_report(app, node).await?;
-    }
+    let report = async {
+        match lacks_report {
+            true => look_up_report(app, node).await,
+            false => Ok(()),
+        }
+    };
     if known.is_empty() {
-        return Ok(Vec::new());
+        return report.await.map(|()| Vec::new());
     }
     let here = ListParams::default().fields(&format!(
         "spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
     ));
     let pods = Api::<Pod>::all(app.client.clone());
-    let listed = within(TIMEOUT, pods.list_metadata(&here)).await?;
+    let list = within(TIMEOUT, pods.list_metadata(&here));
+    let (listed, ()) = try_join(list, report).await?;
     let there: HashSet<&str> = listed
         .iter()
         .filter_map(|pod| pod.metadata.uid.as_deref())
         .collect();
-    for pod in known.iter().filter(|pod| !there.contains(&*pod.uid)) {
-        reread(app, pod).await?;
-    }
+    let mut gone = known;
+    gone.retain(|pod| !there.contains(&*pod.uid));
+    let rereads = stream::iter(gone).map(async |pod| reread(app, &pod).await);
+    rereads.buffer_unordered(WIDTH).try_collect::<()>().await?;
     let now = Timestamp::now().as_second();
     let patience = i64::try_from(PATIENCE.as_secs()).unwrap_or(0);
     let leaving = listed.iter().filter(|pod| {

@@ -87,6 +87,51 @@ async fn preempt_evicts_no_pod_while_an_offered_node_is_free_already() -> Result
     case.end().await
 }
 
+/// A slow API server delays a preemption by two answers, not by one for each pod that is gone.
+#[tokio::test]
+async fn preempt_reads_all_pods_again_at_the_same_time_that_a_late_watch_still_shows() -> Result<()>
+{
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "late-many", &[]).await?;
+    let case = Case::new(turn.cluster, "late-many").await?;
+    case.node("n", &[8000]).create(&case.client).await?;
+    let node = case.node_name("n");
+    let mut pods = Vec::new();
+    for index in 0..8 {
+        let pod = case.pod(&format!("p{index}")).gpu_mem(1000);
+        let pod = pod.create(&case.client).await?;
+        replica.place(&pod, &node).await?;
+        pods.push(pod);
+    }
+    let late = delayed(&replica, PODS, DAY).await?;
+    let pod = high(&case, "p").gpu_mem(8000).create(&case.client).await?;
+    for gone in &pods {
+        delete(&case.client, gone, 0).await?;
+        wait_gone(&case.client, gone, SOON).await?;
+    }
+    replica.refuses(&pod, &node).await?;
+    let path = format!("/api/v1/namespaces/{}/pods/", case.namespace);
+    let reads = replica.proxy.rule(
+        move |method, uri| method.as_str() == "GET" && uri.path().starts_with(&path),
+        Action::Hold,
+    );
+    let all = async {
+        let seen = reads.seen(pods.len(), SOON).await;
+        reads.release();
+        seen
+    };
+    let victims = [&pods[0]];
+    let (victims, seen) = tokio::join!(replica.preempt(&pod, &node, &victims), all);
+    seen?;
+    assert_eq!(victims?, 0);
+    replica.place(&pod, &node).await?;
+    drop(late);
+    replica.proxy.cut_connections();
+    replica.settled(&case).await?;
+    clear(&case).await?;
+    case.end().await
+}
+
 /// kube-scheduler offers the node as soon as the sum suffices, while an added victim terminates.
 #[tokio::test]
 async fn preempt_evicts_no_pod_while_earlier_victims_terminate() -> Result<()> {
