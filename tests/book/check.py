@@ -33,7 +33,7 @@ for path, page in pages.items():
         name, _, anchor = unquote(link).partition("#")
         target = (path.parent / name).resolve() if name else path
         known = pages[target].anchors if target in pages else {""}
-        if not target.exists() or anchor not in known and target.name not in left_out:
+        if not target.is_file() or anchor not in known and target.name not in left_out:
             dead.append(f"{path.relative_to(root)}: {link}")
 if dead or seen < 100:
     sys.exit("\n".join(["dead links in the book:", *dead, f"{seen} links seen"]))

@@ -67,8 +67,9 @@ fn anchors(prose: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_link_leads_somewhere() -> io::Result<()> {
-    let mut dead = Vec::new();
+    let (mut dead, mut led_to) = (Vec::new(), BTreeSet::new());
     let mut seen = 0;
+    let docs = root().join("docs").canonicalize()?;
     let is_ours =
         |it: &&str| it.starts_with(BLOB) || !it.contains("://") && !it.starts_with("mailto:");
     for page in pages()? {
@@ -84,7 +85,13 @@ fn every_link_leads_somewhere() -> io::Result<()> {
                 true => page.clone(),
                 false => folder.join(path),
             };
-            let leads = target.exists()
+            if target != page && !page.ends_with("SUMMARY.md") {
+                led_to.extend(target.canonicalize());
+            }
+            // The book has no page for a folder.
+            let is_page =
+                target.is_file() || target.is_dir() && !page.canonicalize()?.starts_with(&docs);
+            let leads = (is_page || link.starts_with(BLOB) && target.exists())
                 && (anchor.is_empty()
                     || anchors(&prose(&fs::read_to_string(&target)?)).contains(anchor));
             if !leads {
@@ -93,6 +100,13 @@ fn every_link_leads_somewhere() -> io::Result<()> {
         }
     }
     assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
+    let all = pages()?
+        .into_iter()
+        .filter_map(|page| page.canonicalize().ok());
+    let alone = all.filter(|page| page.starts_with(&docs) && !led_to.contains(page));
+    let mut alone: Vec<_> = alone.collect();
+    alone.retain(|page| !page.ends_with("SUMMARY.md"));
+    assert!(alone.is_empty(), "no other page leads to {alone:#?}");
     assert!(
         seen > 100,
         "only {seen} links found: the test is out of date"

@@ -120,10 +120,11 @@ async fn run(args: &Args) -> Result<()> {
         .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
         .await?;
     progress.say("Starting the extender and both kube-schedulers");
-    let identity = format!("--identity={EXTENDER}");
-    let fields = args.with.iter().map(|it| it.field().to_owned());
+    // The default: the agents of this cluster report.
+    let fresh = std::iter::once("scheduling: {staleAfter: 3m}".to_owned());
+    let fields = fresh.chain(args.with.iter().map(|it| it.field().to_owned()));
     let options = ExtenderOptions {
-        args: vec![identity],
+        args: vec![format!("--identity={EXTENDER}")],
         config: Some(fields.chain(args.config.clone()).collect()),
         ..ExtenderOptions::default()
     };
