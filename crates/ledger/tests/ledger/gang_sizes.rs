@@ -1,12 +1,13 @@
 //! Gangs of any size: a tenant says how many pods there are, and none of that is a depth.
 
 use std::thread;
+use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, Config, Extent, Ledger, MOST_PODS};
 
 use crate::act::Act as _;
-use crate::build::{at, configured, pod};
+use crate::build::{at, choose, configured, ledger, pod};
 use crate::pod_groups::gang;
 
 /// Twenty nodes of eight GPUs.
@@ -74,5 +75,27 @@ fn gang_of_any_size_is_placed_or_refused_on_a_thread_of_two_mib() {
         let halves = |number: usize| 60_000 + number as u64 % 1_000;
         let refused = first_answer(pods, pods.min(MOST_PODS), halves).unwrap();
         assert_eq!(refused.is_none(), pods <= 160, "{pods}: {refused:?}");
+    }
+}
+
+/// kube-scheduler asks about one pod after the other, and its volumes or plugins may take their time.
+#[test]
+fn each_pod_of_a_gang_holds_its_room_until_the_last_has_its_own() {
+    let apart = Duration::from_millis(1500);
+    for size in 2..=8_u32 {
+        let count = usize::try_from(size).unwrap();
+        let mut ledger = ledger(&[("n", &vec![100; count])]);
+        let pods = (0..size).map(|index| pod(&format!("g{index}"), 100));
+        let pods = gang(&mut ledger, "g", count, pods.collect());
+        for (index, member) in (0..).zip(&pods) {
+            let nodes = choose(&mut ledger, member, &["n"], apart * index);
+            assert_eq!(nodes, ["n"], "{index} of {size}");
+        }
+        let late = apart * size;
+        assert!(choose(&mut ledger, &pod("lone", 100), &["n"], late).is_empty());
+        for member in &pods {
+            let begun = ledger.begin_bind(member, "n", late);
+            assert!(begun.is_ok(), "{size}: {begun:?}");
+        }
     }
 }

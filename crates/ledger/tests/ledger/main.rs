@@ -43,6 +43,7 @@ mod preemptors;
 mod provision;
 mod provision_fewest;
 mod provision_gangs;
+mod queue_from;
 mod queued;
 mod reclaim;
 mod report;

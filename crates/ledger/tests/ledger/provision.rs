@@ -172,6 +172,41 @@ fn a_placeholder_goes_when_its_need_ends() {
     }
 }
 
+/// Others that it stands for may wait on: the garbage collector deletes it with its owner, or nothing does.
+#[test]
+fn placeholder_goes_when_its_owner_needs_none_whatever_the_others_need() {
+    type End = fn(&mut Ledger);
+    let ends: [(&str, End); 3] = [
+        ("deleted", |ledger| ledger.delete_pod("a")),
+        ("bound", |ledger| {
+            ledger.apply_pod(bound("a", "elsewhere", "elsewhere-0", 30));
+        }),
+        ("finished", |ledger| {
+            ledger.apply_pod(PodFacts {
+                released: true,
+                ..bound("a", "elsewhere", "elsewhere-0", 30)
+            });
+        }),
+    ];
+    for (why, end) in ends {
+        let mut ledger = ledger(5);
+        full(&mut ledger, "n", WIDE);
+        for name in ["a", "b", "c"] {
+            ledger.apply_pod(queued(name, 30));
+        }
+        let wanted = created(&mut ledger, at(1));
+        assert_eq!(wanted[0].pods.len(), 3);
+        create(&mut ledger, &wanted[0]);
+        end(&mut ledger);
+        let provision = ledger.provision(at(2));
+        let deleted = provision.delete.iter().map(|pod| &*pod.name);
+        assert!(deleted.eq(["placeholder-a"]), "{why}");
+        // They have their own.
+        let owner = provision.create.first().map(|it| &*it.pod.name);
+        assert_eq!(owner, Some("b"), "{why}");
+    }
+}
+
 /// The placeholders that no node answers, at this time since 1970.
 fn unanswered(ledger: &mut Ledger, now: Duration, unix: i64) -> Vec<String> {
     ledger.tell_time(unix);
