@@ -54,6 +54,7 @@ mod rules;
 mod sampled;
 mod shortage;
 mod sums;
+mod tenant_keys;
 mod twins;
 mod unfenced;
 mod wake;
