@@ -51,7 +51,7 @@ fn advice(error: &kube::Error, what: &str) -> &'static str {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             ": you need the right to list pods, nodes and gpunodes in the whole cluster, as the \
-             ClusterRole gpustow-viewer has it"
+             ClusterRole gpustow-viewer has it. Without it, `kubectl describe pod` shows what gpustow says of your pods"
         }
         kube::Error::Api(status) if status.code == 404 && what == "gpunodes" => {
             ": gpustow is not installed in this cluster"
