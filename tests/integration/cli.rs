@@ -3,9 +3,9 @@
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use gpustow_api::{Assignment, names};
-use gpustow_testkit::{Case, wait_bound, wait_refused};
+use gpustow_testkit::{Case, eventually, wait_bound, wait_refused};
 use k8s_openapi::api::core::v1::ServiceAccount;
-use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use kube::api::{Api, DeleteParams, PostParams};
 use kubectl_gpustow::{Answer, Args, Screen, run};
 use serde_json::{Value, json};
@@ -131,6 +131,42 @@ fn typed(pod: &k8s_openapi::api::core::v1::Pod) -> Result<String> {
     let mut pod = serde_json::to_value(pod)?;
     pod["kind"] = json!("Pod");
     Ok(pod.to_string())
+}
+
+/// A user with the role `edit` in her namespace and nothing else.
+#[tokio::test]
+async fn why_answers_about_the_pods_of_ones_own_namespace_without_rights_in_the_cluster()
+-> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "cli-edit").await?;
+    case.node("n", &[8192]).create(&case.client).await?;
+    let reader = Reader::new(&case).await?;
+    Api::<ClusterRoleBinding>::all(case.client.clone())
+        .delete(&reader.binding, &DeleteParams::default())
+        .await?;
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": "reader" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "reader", "namespace": case.namespace }],
+    }))?;
+    Api::namespaced(case.client.clone(), &case.namespace)
+        .create(&PostParams::default(), &binding)
+        .await?;
+    let ours = format!("--namespace={}", case.namespace);
+    let pod = case.pod("large").gpu_mem(9000).create(&case.client).await?;
+    wait_refused(&case.client, &pod, "Insufficient", SOON).await?;
+    eventually(SOON, "why names the Event", async || {
+        let (answer, why) = reader.ask(&["why", "large", &ours]).await?;
+        anyhow::ensure!(
+            answer == Answer::No && why.contains("Insufficient"),
+            "{why}"
+        );
+        anyhow::ensure!(why.contains("Event GpuMemoryUnavailable"), "{why}");
+        anyhow::ensure!(why.contains("ClusterRole gpustow-viewer"), "{why}");
+        Ok(())
+    })
+    .await?;
+    case.end().await
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod defrag;
 mod fit;
 mod lists;
 mod output;
+mod own;
 mod selector;
 mod top;
 mod ui;
@@ -63,7 +64,12 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             lists::report(&cluster, &global.scope_in(None), &by).print(&output, screen, out)
         }
         Command::Why { pod, answer } => {
-            let mut cluster = cluster().await?;
+            let mut cluster = match cluster().await {
+                Err(error) if own::is_forbidden(&error) && !pod.contains('/') => {
+                    return Box::pin(own::why(&global, &pod, out)).await;
+                }
+                cluster => cluster?,
+            };
             let pod = cluster
                 .find(&global.scope(&cluster), &pod)?
                 .facts
