@@ -8,12 +8,13 @@ mod models;
 mod workloads;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use gpustow_ledger::{self as ledger, Action, Assumed, Cause, NodeView, Queued, Reason, Ungate};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
+use k8s_openapi::jiff::Timestamp;
 use prometheus::proto::MetricFamily;
 use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
@@ -256,8 +257,7 @@ impl Metrics {
         let took = took.as_secs_f64();
         self.requests.with_label_values(&[verb]).observe(took);
         if let Some(error) = error {
-            let errors = &self.errors;
-            errors.with_label_values(&[verb, error.into()]).inc();
+            self.errors.with_label_values(&[verb, error.into()]).inc();
         }
     }
 
@@ -289,12 +289,8 @@ impl Metrics {
 
     /// A watch delivered something.
     pub(crate) fn watch_event(&self, resource: &str) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        self.watch_events
-            .with_label_values(&[resource])
-            .set(now.as_secs_f64());
+        let now = Timestamp::now().as_duration().as_secs_f64();
+        self.watch_events.with_label_values(&[resource]).set(now);
     }
 
     /// So many objects of a kind cannot be decoded.

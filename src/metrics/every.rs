@@ -1,10 +1,12 @@
 //! Every series of the extender at once, for the reference.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::owner::Owner;
-use gpustow_ledger::{CardView, Config, Ledger, Mismatches, NodeView};
-use gpustow_pack::{Compute, Mib};
+use gpustow_ledger::{Config, Ledger};
+use gpustow_pack::Mib;
 use prometheus::proto::MetricFamily;
 
 use super::{Metrics, Totals};
@@ -21,31 +23,15 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
     let metrics = Metrics::new()?;
     metrics.watch_event(ANY);
     metrics.undecodable(ANY, 0);
-    let ledger = Ledger::new(Config::default());
-    let card = CardView {
+    let mut ledger = Ledger::new(Config::default());
+    let gpu = Gpu {
         uuid: ANY.to_owned(),
-        index: 0,
         model: ANY.to_owned(),
-        total: Mib::ZERO,
-        capacity: Mib::ZERO,
-        held: Mib::ZERO,
-        free: Mib::ZERO,
-        unmanaged: Mib::ZERO,
-        healthy: true,
-        cordoned: false,
-        limit: Mib::ZERO,
-        compute: Compute::default(),
-        slices: None,
-        pods: Vec::new(),
+        ..Gpu::default()
     };
-    let node = NodeView {
-        name: ANY.into(),
-        stale: false,
-        cards: vec![card],
-        problems: Vec::new(),
-        mismatches: Mismatches::default(),
-        unreported: 0,
-    };
+    let mut status = GpuNodeStatus::default();
+    status.gpus.push(gpu);
+    ledger.apply_gpunode(ANY, status, Duration::ZERO);
     let owner = Owner {
         kind: ANY.to_owned(),
         name: ANY.to_owned(),
@@ -60,7 +46,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
     let mut queued = ledger.queued();
     queued.oldest = Some(0);
     metrics.gather(&Totals {
-        nodes: vec![node],
+        nodes: ledger.snapshot(Duration::ZERO),
         assumed: ledger.assumed(),
         expirations: 0,
         earmarks: ledger.earmarks().collect(),

@@ -1,4 +1,4 @@
-//! kube-scheduler's calls of an extender, for whoever plays kube-scheduler.
+//! An extender as kube-scheduler calls it, for the programs that play kube-scheduler.
 
 use std::cmp::Reverse;
 use std::time::Duration;
