@@ -8,19 +8,19 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_683),
-    ("extender", &["."], 8_080),
-    ("testkit", &["crates/testkit"], 7_156),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_492),
-    ("agent", &["crates/agent"], 5_647),
-    ("api", &["crates/api"], 4_217),
-    ("sim", &["crates/sim"], 4_049),
+    ("ledger", &["crates/ledger"], 15_689),
+    ("extender", &["."], 8_084),
+    ("testkit", &["crates/testkit"], 6_698),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_636),
+    ("agent", &["crates/agent"], 5_653),
+    ("api", &["crates/api"], 4_219),
+    ("sim", &["crates/sim"], 3_663),
     ("pack", &["crates/pack"], 2_414),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_935),
-    ("demo", &["crates/demo"], 1_709),
-    ("inspect", &["crates/inspect"], 1_639),
-    ("simulated NVML", &["crates/fake-nvml"], 1_233),
+    ("demo", &["crates/demo"], 1_638),
+    ("inspect", &["crates/inspect"], 1_663),
+    ("simulated NVML", &["crates/fake-nvml"], 1_237),
     ("generate", &["crates/generate"], 989),
     ("serve", &["crates/serve"], 842),
     (
@@ -28,7 +28,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         &["crates/fuzz", "crates/advice", "crates/settings"],
         777,
     ),
-    ("simworld", &["crates/simworld"], 629),
+    ("simworld", &["crates/simworld"], 696),
     ("policies", &["crates/policies"], 411),
 ];
 

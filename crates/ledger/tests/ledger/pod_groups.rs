@@ -6,7 +6,7 @@ use gpustow_api::config::Action;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
 use gpustow_ledger::{Ask, Config, Filtered, Ledger, Outcome};
 
-use crate::build::{assumed, at, bound, card, choose, free, joins, ledger, pod, report};
+use crate::build::{assumed, at, bound, card, choose, free, joins, ledger, node, pod, report};
 
 fn group(name: &str) -> Group {
     Group::in_tree("default", name)
