@@ -39,7 +39,7 @@ fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Config {
         reclaim: true,
         queue: true,
-        keep: Some(Duration::ZERO),
+        reserve_after: Some(Duration::ZERO),
         preempt_fragmented: true,
         ..Config::default()
     });

@@ -43,22 +43,22 @@ pub struct Config {
     pub queue: bool,
     /// How long room is kept for a pod that was ungated, until its filter call.
     pub ungate_for: Duration,
-    /// Keep a place for a pod that has existed for so long and waits.
-    pub keep: Option<Duration>,
-    /// How long a place is waited for where nobody ends, before other cards are tried.
-    pub keep_for: Duration,
-    /// Places that are kept at a time, at most.
-    pub keep_reservations: usize,
-    /// Of how many cards of the cluster, in percent; one place may be more.
-    pub keep_percent: usize,
+    /// Reserve GPUs for a pod that has existed for so long and waits.
+    pub reserve_after: Option<Duration>,
+    /// Where no pod finishes for so long, other GPUs are tried.
+    pub reserve_give_up_after: Duration,
+    /// Reservations at a time, at most.
+    pub reserve_max: usize,
+    /// GPUs that may be reserved, in percent of the cluster's; one reservation may be more.
+    pub reserve_max_percent: usize,
     /// Preempt others for pods that free memory is too fragmented for.
     pub preempt_fragmented: bool,
     /// How long a pod waits, since it was created, before others are preempted for it.
     pub preempt_after: Duration,
-    /// Move pods whose owners let them be moved, for pods that wait for pieces.
-    pub moves: bool,
-    /// With `moves`: move all pods off a nearly empty node, so that an autoscaler can remove it.
-    pub empties: bool,
+    /// Evict pods that may be moved, for pods that wait for fragmented memory.
+    pub defragment: bool,
+    /// With `defragment`: empty a nearly empty node, so that an autoscaler can remove it.
+    pub empty_nodes: bool,
     /// Pods that may leave a node for that at once, at most.
     pub empty_at_once: usize,
     /// How many placeholders there are at a time at most.
@@ -88,14 +88,14 @@ impl Default for Config {
             over_limit_for: Duration::from_secs(60),
             queue: false,
             ungate_for: Duration::from_secs(10),
-            keep: None,
-            keep_for: Duration::from_secs(4 * 3600),
-            keep_reservations: 4,
-            keep_percent: 10,
+            reserve_after: None,
+            reserve_give_up_after: Duration::from_secs(4 * 3600),
+            reserve_max: 4,
+            reserve_max_percent: 10,
             preempt_fragmented: false,
             preempt_after: Duration::ZERO,
-            moves: false,
-            empties: false,
+            defragment: false,
+            empty_nodes: false,
             empty_at_once: usize::MAX,
             provision: 0,
             least_nodes: LEAST_NODES,

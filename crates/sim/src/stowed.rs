@@ -59,16 +59,16 @@ impl Stowed {
     pub fn new(hosts: &[Host], policy: PolicyKind, settings: Settings) -> Self {
         let config = Config {
             policy,
-            moves: settings.empties,
-            empties: settings.empties,
+            defragment: settings.empties,
+            empty_nodes: settings.empties,
             ..Config::default()
         };
         let config = match settings.keep {
             Some(keep) => Config {
-                keep: Some(keep.after),
-                keep_for: keep.lasts,
-                keep_reservations: keep.places,
-                keep_percent: keep.percent,
+                reserve_after: Some(keep.after),
+                reserve_give_up_after: keep.lasts,
+                reserve_max: keep.places,
+                reserve_max_percent: keep.percent,
                 ..config
             },
             None => config,

@@ -117,7 +117,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         (
             json!({ "reserve": { "after": "1m", "markNodes": true } }),
             Config {
-                keep: Some(minute),
+                reserve_after: Some(minute),
                 ..base()
             },
         ),
@@ -131,15 +131,15 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         (
             json!({ "defragment": { "evictionsPerHour": 10 } }),
             Config {
-                moves: true,
+                defragment: true,
                 ..base()
             },
         ),
         (
             json!({ "defragment": { "evictionsPerHour": 10, "emptyNodes": true } }),
             Config {
-                moves: true,
-                empties: true,
+                defragment: true,
+                empty_nodes: true,
                 ..base()
             },
         ),
@@ -147,7 +147,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
             json!({ "reclaim": { "action": "Evict" }, "queue": { "mode": "Auto" }, "defragment": { "evictionsPerHour": 1 } }),
             Config {
                 queue: true,
-                moves: true,
+                defragment: true,
                 ..reclaim
             },
         ),

@@ -190,7 +190,7 @@ impl Known<'_> {
     /// How long the room of a plan is awaited.
     fn lasts<R>(&self, means: Cause, plan: &Plan<R>) -> Duration {
         let leaving = match means {
-            Cause::Reserve => return self.config.keep_for,
+            Cause::Reserve => return self.config.reserve_give_up_after,
             Cause::Preempt => self.leaving(&plan.node),
             _ => HashSet::default(),
         };

@@ -52,7 +52,7 @@ impl Sight<'_> {
             let waits = asks(other) && other.node.is_none() && !other.deleting;
             waits && other.uid != pod.uid && other.priority >= pod.priority
         };
-        match self.config.keep {
+        match self.config.reserve_after {
             Some(_) => self.books.pods().any(waits_before),
             None => {
                 let mut marked = self.books.marked();

@@ -128,7 +128,7 @@ fn entries_that_are_no_gpu_of_the_node_are_told_of() {
 #[test]
 fn reservations_pass_over_a_node_that_is_gone() {
     let mut ledger = Ledger::new(Config {
-        keep: Some(at(0)),
+        reserve_after: Some(at(0)),
         stale_after: Duration::MAX,
         ..Config::default()
     });

@@ -129,8 +129,8 @@ fn places(ledger: &Ledger, second: u64) -> Vec<String> {
 fn emptied_node_sends_replicas_to_gpus_that_they_need_not_share() {
     for (cards, planned) in [(1, 0), (2, 2)] {
         let mut ledger = Ledger::new(Config {
-            moves: true,
-            empties: true,
+            defragment: true,
+            empty_nodes: true,
             ..Config::default()
         });
         let all = [card("b-0", 100), card("b-1", 100)];
@@ -159,8 +159,8 @@ fn emptied_node_sends_replicas_to_gpus_that_they_need_not_share() {
 fn reservation_is_made_on_a_gpu_that_a_replica_of_the_pod_must_leave() {
     let mut ledger = configured(
         Config {
-            keep: Some(at(120)),
-            keep_percent: 100,
+            reserve_after: Some(at(120)),
+            reserve_max_percent: 100,
             stale_after: Duration::MAX,
             ..Config::default()
         },

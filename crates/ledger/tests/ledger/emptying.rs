@@ -14,8 +14,8 @@ const DAWN: i64 = 100_000;
 /// Three nodes of two GPUs with 100 MiB each: `a` holds 30 and `b` 60, `c` is empty. Both pods may move.
 fn nearly_empty() -> Ledger {
     let mut ledger = Ledger::new(Config {
-        moves: true,
-        empties: true,
+        defragment: true,
+        empty_nodes: true,
         ..Config::default()
     });
     for name in ["a", "b", "c"] {
@@ -218,8 +218,8 @@ fn no_node_is_emptied_while_a_pod_waits() {
 fn replacement_that_is_queued_for_a_moment_stops_nothing() {
     let mut ledger = nearly_empty();
     ledger.configure(Config {
-        moves: true,
-        empties: true,
+        defragment: true,
+        empty_nodes: true,
         queue: true,
         ..Config::default()
     });
@@ -256,7 +256,7 @@ fn no_node_is_emptied_if_the_feature_is_off() {
     let mut ledger = nearly_empty();
     assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
     let off = Config {
-        moves: true,
+        defragment: true,
         ..Config::default()
     };
     ledger.configure(off);
@@ -308,8 +308,8 @@ fn pod_that_comes_back_to_its_node_is_evicted_more_and_more_rarely() {
 fn one_look_at_nodes_costs_no_more_with_five_hundred_than_with_fifty() {
     let most = |nodes: usize| {
         let mut ledger = Ledger::new(Config {
-            moves: true,
-            empties: true,
+            defragment: true,
+            empty_nodes: true,
             ..Config::default()
         });
         ledger.tell_time(DAWN);

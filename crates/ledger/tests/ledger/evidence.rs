@@ -234,7 +234,7 @@ fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_it() {
 fn a_reservation_keeps_no_pod_from_having_victims() {
     let config = Config {
         preempt_fragmented: true,
-        keep: Some(at(60)),
+        reserve_after: Some(at(60)),
         ..Config::default()
     };
     let mut ledger = of(config, &[("a", TWO)]);

@@ -97,7 +97,7 @@ fn pods_of_a_gang_share_the_gpu_that_is_reserved_for_them() {
 #[test]
 fn nothing_is_reserved_for_a_part_of_a_gang_if_the_bound_leaves_too_little() {
     let bounded = Config {
-        keep_reservations: 1,
+        reserve_max: 1,
         ..Config::default()
     };
     let mut ledger = full(&["a", "b"], bounded);

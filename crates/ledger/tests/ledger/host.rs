@@ -149,7 +149,7 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     others_get_the_rest(&mut ledger, 1);
 
     let mut ledger = small(Config {
-        keep: Some(at(60)),
+        reserve_after: Some(at(60)),
         ..Config::default()
     });
     ledger.apply_pod(bound("x", "a", "a-0", 40));

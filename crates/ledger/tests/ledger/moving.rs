@@ -9,7 +9,7 @@ use crate::build::{at, bound, card, choose, joins, offer_all, pod, protect, repo
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.
 fn fragmented() -> Ledger {
     let config = Config {
-        moves: true,
+        defragment: true,
         ..Config::default()
     };
     let mut ledger = Ledger::new(config);
@@ -26,7 +26,7 @@ fn fragmented() -> Ledger {
 /// The same with a second card on each node that has 30 free: 80 fit in the sum of each node, and on no card.
 fn in_pieces(config: Config) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        moves: true,
+        defragment: true,
         ..config
     });
     for name in ["a", "b"] {
@@ -335,7 +335,7 @@ fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_moves() {
 fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
     let most = |nodes: usize| {
         let mut ledger = Ledger::new(Config {
-            moves: true,
+            defragment: true,
             ..Config::default()
         });
         for number in 0..nodes {
@@ -390,7 +390,7 @@ fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
 /// A pod that waits for 80 MiB, and nodes with one pod of so many MiB each that may move.
 fn each_with_one(sizes: &[u64]) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        moves: true,
+        defragment: true,
         ..Config::default()
     });
     for (index, mib) in sizes.iter().enumerate() {

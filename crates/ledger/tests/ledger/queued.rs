@@ -429,7 +429,7 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
         ..Config::default()
     };
     ledger.configure(Config {
-        keep: Some(at(1)),
+        reserve_after: Some(at(1)),
         ..without
     });
     assert_eq!(stalled(&ledger), ["z-foreign"]);

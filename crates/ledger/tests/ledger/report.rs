@@ -33,9 +33,9 @@ fn cluster(config: Config) -> Ledger {
 fn all_on() -> Config {
     Config {
         reclaim: true,
-        moves: true,
+        defragment: true,
         preempt_fragmented: true,
-        keep: Some(at(120)),
+        reserve_after: Some(at(120)),
         ..Config::default()
     }
 }
@@ -70,7 +70,7 @@ fn report_names_whom_each_means_would_have_leave() {
 #[test]
 fn report_names_whom_defragment_would_have_leave_for_a_pod_of_equal_priority() {
     let mut ledger = cluster(Config {
-        moves: true,
+        defragment: true,
         ..Config::default()
     });
     let equal = of_priority(0, waits("p", 80));
@@ -136,7 +136,7 @@ fn report_says_that_nothing_would_help() {
 #[test]
 fn report_says_what_is_waited_for_and_that_the_others_leave_it_alone() {
     let mut ledger = cluster(Config {
-        moves: false,
+        defragment: false,
         ..all_on()
     });
     ledger.apply_pod(waits("p", 80));

@@ -17,9 +17,9 @@ const LASTS: u64 = 1000;
 /// A ledger that reserves, with that many cards of 100 on each node.
 pub(crate) fn keeping(nodes: &[(&str, usize)], config: Config) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        keep: Some(at(AFTER)),
-        keep_for: at(LASTS),
-        keep_percent: 100,
+        reserve_after: Some(at(AFTER)),
+        reserve_give_up_after: at(LASTS),
+        reserve_max_percent: 100,
         stale_after: Duration::MAX,
         ..config
     });
@@ -69,7 +69,7 @@ fn refusals(ledger: &mut Ledger, pod: &PodFacts, nodes: &[&'static str]) -> Vec<
 /// At most one reservation.
 fn one_at_a_time() -> Config {
     Config {
-        keep_reservations: 1,
+        reserve_max: 1,
         ..Config::default()
     }
 }
@@ -149,7 +149,7 @@ fn higher_priority_gets_the_room_all_the_same() {
 #[test]
 fn places_are_few_and_the_first_in_turn_have_them() {
     let bounded = Config {
-        keep_reservations: 2,
+        reserve_max: 2,
         ..Config::default()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1), ("c", 1)], bounded);
@@ -180,8 +180,8 @@ fn places_are_few_and_the_first_in_turn_have_them() {
 #[test]
 fn places_are_a_small_part_of_the_cluster_but_for_the_first() {
     let mut ledger = Ledger::new(Config {
-        keep: Some(at(AFTER)),
-        keep_percent: 50,
+        reserve_after: Some(at(AFTER)),
+        reserve_max_percent: 50,
         ..Config::default()
     });
     for name in ["a", "b", "c"] {
@@ -463,7 +463,7 @@ fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
 fn work_of(nodes: usize) -> (u64, u64) {
     const PODS: usize = 8;
     let config = Config {
-        keep_reservations: PODS + 1,
+        reserve_max: PODS + 1,
         ..Config::default()
     };
     let (mut ledger, names) = full(nodes, 8, config);

@@ -63,8 +63,8 @@ fn taken() -> Ledger {
         action: Action::Evict,
         owners_soften: false,
         preempt_fragmented: true,
-        moves: true,
-        keep: Some(Duration::from_secs(5)),
+        defragment: true,
+        reserve_after: Some(Duration::from_secs(5)),
         ..Config::default()
     });
     ledger.apply_node(node("n"));

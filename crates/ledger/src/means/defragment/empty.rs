@@ -160,7 +160,7 @@ impl Sight<'_> {
             let pod = self.books.pod(uid).filter(|pod| pod.queued);
             pod.is_some_and(|pod| self.earmarks.left_emptied(pod))
         };
-        let is_on = self.config.moves && self.config.empties;
+        let is_on = self.config.defragment && self.config.empty_nodes;
         is_on && self.queue.waiting().turns().all(|turn| comes(turn.uid()))
     }
 }

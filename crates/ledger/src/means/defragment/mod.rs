@@ -81,14 +81,14 @@ impl Means for Defragment {
     }
 
     fn after(&self, config: &Config) -> Option<Duration> {
-        config.moves.then_some(Duration::ZERO)
+        config.defragment.then_some(Duration::ZERO)
     }
 
     fn look(&mut self, parts: &mut Parts, most: usize) {
         parts.look_after_evictions(Cause::Defragment);
         let empties = parts.sight().emptying().is_some();
         parts.change(|it, books| it.end_needless_replacements(empties, books));
-        if most == 0 || !parts.config.moves {
+        if most == 0 || !parts.config.defragment {
             return;
         }
         let begun = parts.earmarks.evictions_for_pods(Cause::Defragment);

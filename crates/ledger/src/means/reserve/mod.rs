@@ -74,12 +74,12 @@ impl Means for Reserve {
     }
 
     fn after(&self, config: &Config) -> Option<Duration> {
-        config.keep
+        config.reserve_after
     }
 
     /// Reserves GPUs for pods that have waited long, and ends reservations that are over.
     fn look(&mut self, parts: &mut Parts, _: usize) {
-        if parts.config.keep.is_some() {
+        if parts.config.reserve_after.is_some() {
             self.end_unfit_reservations(parts);
             self.forget_absent(parts);
             self.search(parts);
@@ -148,7 +148,7 @@ impl Reserve {
     /// The pod, if it is to have a reservation and has none.
     fn needs_reservation(&self, sight: &Sight<'_>, uid: &str) -> Option<Arc<PodFacts>> {
         let pod = sight.asleep(uid)?;
-        let long = sight.has_waited(&pod, sight.config.keep?);
+        let long = sight.has_waited(&pod, sight.config.reserve_after?);
         let rests = self.pauses(&pod, sight.now).is_some();
         (long && !rests && sight.not_now(Cause::Reserve, &pod).is_none()).then_some(pod)
     }
@@ -273,7 +273,7 @@ impl Reserve {
             } else {
                 self.free.swap_remove(&uid);
                 let nearer = ends.are_over() || ends.pods.len() < earmark.waits_for().len();
-                let until = nearer.then_some(parts.now + parts.config.keep_for);
+                let until = nearer.then_some(parts.now + parts.config.reserve_give_up_after);
                 parts.earmarks.reservation_nearer(&uid, ends.pods, until);
             }
         }
@@ -323,8 +323,8 @@ impl Bound {
     fn of(known: &Known<'_>) -> Self {
         let gpus = known.books.nodes().map(|(_, node)| node.gpus().len());
         Self {
-            pods: known.config.keep_reservations,
-            cards: gpus.sum::<usize>() * known.config.keep_percent / 100,
+            pods: known.config.reserve_max,
+            cards: gpus.sum::<usize>() * known.config.reserve_max_percent / 100,
             first: None,
         }
     }

@@ -239,9 +239,9 @@ impl World {
         let config = Config {
             reclaim: matches!(feature, Feature::Reclaim),
             queue: matches!(feature, Feature::Queue),
-            keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
+            reserve_after: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
             preempt_fragmented: matches!(feature, Feature::Preempt),
-            moves: matches!(feature, Feature::Defragment),
+            defragment: matches!(feature, Feature::Defragment),
             // It is asked about all nodes.
             least_nodes: Config::default().least_nodes,
             ..self.config

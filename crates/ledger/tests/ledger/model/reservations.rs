@@ -51,7 +51,7 @@ impl World {
         let before: BTreeSet<_> = self.ledger.reservations().iter().map(key).collect();
         self.ledger.keep_reservations(self.now);
         let cards: usize = self.known.values().map(|report| report.gpus.len()).sum();
-        let most = cards * self.config.keep_percent / 100;
+        let most = cards * self.config.reserve_max_percent / 100;
         let places = self.ledger.reservations();
         let kept: usize = places.iter().map(|place| asked(&place.pod)).sum();
         // A gang is one that has all it needs.
@@ -121,7 +121,7 @@ impl World {
     /// No more than the bound says, of no card more than one, and for nobody who is gone or has his room.
     pub(super) fn check_reservations(&self) -> Result<(), String> {
         let places = self.ledger.reservations();
-        require(places.len() <= self.config.keep_reservations, || {
+        require(places.len() <= self.config.reserve_max, || {
             format!("too many: {places:?}")
         })?;
         let mut cards = BTreeMap::new();
@@ -135,9 +135,10 @@ impl World {
             let waits = known.is_some_and(|pod| pod.node.is_none() && !pod.released);
             let has = shares.iter().any(|(uid, ..)| *uid == place.pod.uid);
             require(waits && !has, || format!("for nobody: {place:?}"))?;
-            require(place.until <= self.now + self.config.keep_for, || {
-                format!("without end: {place:?}")
-            })?;
+            require(
+                place.until <= self.now + self.config.reserve_give_up_after,
+                || format!("without end: {place:?}"),
+            )?;
             for (uuid, _) in &place.cards {
                 let key = (place.node.clone(), uuid.clone());
                 let other = cards.insert(key, &place.pod.group);
@@ -171,10 +172,10 @@ impl World {
 
     /// With time alone.
     pub(super) fn check_places_end(&mut self) -> Result<(), String> {
-        if self.config.keep.is_none() {
+        if self.config.reserve_after.is_none() {
             return Ok(());
         }
-        self.now += self.config.keep_for;
+        self.now += self.config.reserve_give_up_after;
         self.ledger.expire(self.now);
         let left = self.ledger.reservations();
         require(left.is_empty(), || format!("does not end: {left:?}"))

@@ -46,10 +46,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = "240", value_parser = number)]
     keep_for: f64,
     /// Places kept at a time, at most
-    #[arg(long, default_value_t = Config::default().keep_reservations)]
+    #[arg(long, default_value_t = Config::default().reserve_max)]
     keep_reservations: usize,
     /// Of how many of all GPUs, in percent; one place may be more
-    #[arg(long, default_value_t = Config::default().keep_percent)]
+    #[arg(long, default_value_t = Config::default().reserve_max_percent)]
     keep_percent: usize,
     /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. Whoever is
     /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
