@@ -195,7 +195,7 @@ impl Ledger {
         now: Duration,
     ) {
         let uid = &ask.pod.uid;
-        let Some(request) = ask.pod.asks.request() else {
+        let Ok(request) = ask.pod.asks.readable() else {
             return;
         };
         let behind = self.parts.queue.is_behind_queued(ask.pod);

@@ -112,6 +112,9 @@ impl Ledger {
     /// The candidates that would do, best first.
     fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
         let mut found = Compared::default();
+        if !ask.pod.requests_memory() {
+            return Vec::new();
+        }
         self.compare(&mut found, ask, candidates, None, now);
         let sight = self.sight(now);
         let mut nodes = found.names();
