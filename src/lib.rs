@@ -171,13 +171,12 @@ impl Extender {
             client,
             ledger,
             lists,
-            metrics,
             policies,
             ..
         } = &*app;
         let resource = &args.resource_name;
         let spawn = &app.panics;
-        watch::spawn(client, resource, ledger, lists, metrics, &app.uses, spawn);
+        watch::spawn(&app);
         let (groups, known) = (client.clone(), ledger.clone());
         spawn.spawn("pod groups", pod_groups::follow(groups, known));
         spawn.spawn("config", config::follow(app.clone()));

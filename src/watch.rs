@@ -1,5 +1,7 @@
 //! Watches → ledger. Each object is reduced to the fields used as it arrives.
 
+mod followed;
+
 use std::collections::HashSet;
 use std::fmt::Debug;
 use std::future::pending;
@@ -7,22 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{DisruptionBudget, GpuNode, NodeFacts, PodFacts, PodObject, Shared};
 use gpustow_serve::rate::Backoff as Pauses;
-use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 
+use crate::app::App;
 use crate::decode::{self, Each};
-use crate::history::Uses;
 use crate::locked::Locked;
 use crate::metrics::Metrics;
-use crate::panics::Panics;
+
+pub(crate) use followed::spawn;
 
 /// How far one resource has been read: the number of the last list that is in, and of the list
 /// that is wanted.
@@ -151,116 +150,6 @@ impl Lists {
     }
 }
 
-/// Starts the four watches; they run until the process ends.
-pub(crate) fn spawn(
-    client: &Client,
-    resource: &str,
-    ledger: &Arc<Locked>,
-    lists: &Lists,
-    metrics: &Arc<Metrics>,
-    uses: &Arc<Uses>,
-    panics: &Panics,
-) {
-    let follower = |list: &Arc<List>| Follower {
-        client: client.clone(),
-        ledger: ledger.clone(),
-        metrics: metrics.clone(),
-        list: list.clone(),
-    };
-    // What is Succeeded or Failed holds nothing; it leaves this list as if it were deleted.
-    let unfinished = "status.phase!=Succeeded,status.phase!=Failed";
-    let resource = resource.to_owned();
-    let mut shared = Shared::default();
-    let known = uses.clone();
-    let facts = move |pod: Each<PodObject>| {
-        let mut facts = pod.facts(&resource)?;
-        shared.share(&mut facts);
-        if let Each::Whole(pod) = &pod {
-            known.know(pod, &facts);
-        }
-        Some(Arc::new(facts))
-    };
-    let known = uses.clone();
-    let change = move |ledger: &Locked, change: Change<Arc<PodFacts>>| match change {
-        Change::Apply(pod) => ledger.lock().apply_pod(pod),
-        Change::Delete(pod) => {
-            known.forget(&pod.uid);
-            ledger.lock().delete_pod(&pod.uid);
-        }
-        Change::Reset(pods, began) => {
-            known.keep(&pods);
-            ledger.lock().reset_pods(pods, began);
-        }
-    };
-    let unfinished = config().fields(unfinished);
-    panics.spawn("pods", follower(&lists.pods).run(unfinished, facts, change));
-
-    // Of a broken Node its name: nothing is known of its resources.
-    let mut shared = Shared::default();
-    let facts = move |node: Each<Node>| {
-        let mut facts = match node {
-            Each::Whole(node) => NodeFacts::from_node(&node),
-            Each::Broken(remains) => NodeFacts {
-                name: remains.meta.name.as_deref()?.into(),
-                ..NodeFacts::default()
-            },
-        };
-        shared.share_node(&mut facts);
-        Some(facts)
-    };
-    let change = |ledger: &Locked, change| match change {
-        Change::Apply(node) => ledger.lock().apply_node(node),
-        Change::Delete(node) => ledger.lock().delete_node(&node.name),
-        Change::Reset(nodes, _) => ledger.lock().reset_nodes(nodes),
-    };
-    panics.spawn("nodes", follower(&lists.nodes).run(config(), facts, change));
-
-    // A broken GpuNode is as good as none.
-    let uses = uses.clone();
-    let facts = move |node: Each<GpuNode>| {
-        let name = node.meta().name.clone()?;
-        let status = node.whole().map(|node| node.status.unwrap_or_default());
-        let report = |status: &GpuNodeStatus| uses.reported(&name, status);
-        status.iter().for_each(report);
-        Some((name, status))
-    };
-    let change = |ledger: &Locked, change: Change<(String, Option<GpuNodeStatus>)>| match change {
-        Change::Apply((name, Some(status))) => {
-            ledger.lock().apply_gpunode(&name, status, ledger.now());
-        }
-        Change::Apply((name, None)) | Change::Delete((name, _)) => {
-            ledger.lock().delete_gpunode(&name);
-        }
-        Change::Reset(list, _) => {
-            let readable = list.into_iter();
-            let readable = readable.filter_map(|(name, status)| Some((name, status?)));
-            ledger
-                .lock()
-                .reset_gpunodes(readable.collect(), ledger.now());
-        }
-    };
-    panics.spawn(
-        "gpunodes",
-        follower(&lists.gpunodes).run(config(), facts, change),
-    );
-
-    let facts = |budget: Each<PodDisruptionBudget>| {
-        Some(match &budget {
-            Each::Whole(budget) => DisruptionBudget::of(budget),
-            Each::Broken(remains) => DisruptionBudget::unreadable(&remains.meta),
-        })
-    };
-    let change = |ledger: &Locked, change| match change {
-        Change::Apply(budget) => ledger.lock().apply_budget(budget),
-        Change::Delete(budget) => ledger.lock().delete_budget(&budget),
-        Change::Reset(budgets, _) => ledger.lock().reset_budgets(budgets),
-    };
-    panics.spawn(
-        "disruption budgets",
-        follower(&lists.budgets).run(config(), facts, change),
-    );
-}
-
 /// A watch ends after a minute at most and goes on from where it was: of a connection that died
 /// without a word we hear before reports are stale.
 pub(crate) fn config() -> watcher::Config {
@@ -283,6 +172,27 @@ struct Follower {
 }
 
 impl Follower {
+    /// Follows `list`, for as long as the process runs.
+    fn spawn<K, F>(
+        app: &App,
+        list: &Arc<List>,
+        config: watcher::Config,
+        facts: impl FnMut(Each<K>) -> Option<F> + Send + 'static,
+        change: impl Fn(&Locked, Change<F>) + Send + 'static,
+    ) where
+        K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static,
+        F: Send + 'static,
+    {
+        let follower = Self {
+            client: app.client.clone(),
+            ledger: app.ledger.clone(),
+            metrics: app.metrics.clone(),
+            list: list.clone(),
+        };
+        app.panics
+            .spawn(list.name, follower.run(config, facts, change));
+    }
+
     async fn run<K, F>(
         self,
         config: watcher::Config,
@@ -420,12 +330,13 @@ impl Backoff for Retry {
 mod tests {
     use axum::body::Body;
     use axum::http::{Request, Response};
-    use gpustow_api::names;
+    use gpustow_api::{PodFacts, PodObject, names};
     use serde_json::{from_value, json};
     use tokio::sync::{Notify, mpsc};
     use tower::service_fn;
 
     use super::*;
+    use crate::panics::Panics;
 
     fn facts(name: &str) -> PodFacts {
         let pod = json!({"metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": "7"}});
