@@ -55,3 +55,41 @@ fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
     assert!(over.is_empty(), "{over:?}");
     Ok(())
 }
+
+/// A function has so many lines of code at most.
+const LINES: usize = 70;
+/// So many have more. The number falls, and never rises.
+const LONG: usize = 31;
+
+#[test]
+fn functions_have_at_most_70_lines() -> io::Result<()> {
+    let mut long = Vec::new();
+    let folders = BUDGETS.iter().flat_map(|(_, folders, _)| *folders);
+    for folder in folders {
+        for (path, code) in code_below(&root().join(folder).join("src"))? {
+            let mut lines = code.lines().filter(|line| !line.trim().is_empty());
+            while let Some(first) = lines.next() {
+                let words: Vec<&str> = first.split_whitespace().collect();
+                let is_before = |it: &&str| {
+                    matches!(*it, "async" | "const" | "unsafe") || it.starts_with("pub")
+                };
+                let mut rest = words.iter().skip_while(|it| is_before(it));
+                if rest.next() != Some(&"fn") || first.ends_with(['}', ';']) {
+                    continue;
+                }
+                let indent = |line: &str| line.len() - line.trim_start().len();
+                let ends = |line: &str| {
+                    let declares = line.trim_start().starts_with(')') && line.ends_with(';');
+                    indent(line) == indent(first) && (line.trim() == "}" || declares)
+                };
+                let count = 2 + lines.by_ref().take_while(|line| !ends(line)).count();
+                if count > LINES {
+                    let name = rest.next().unwrap_or(&"");
+                    long.push(format!("{}: {name}: {count}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(long.len() <= LONG, "{} of {LONG}: {long:#?}", long.len());
+    Ok(())
+}
