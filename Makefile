@@ -129,7 +129,7 @@ test-neighbours: control-plane ## Test beside the real Kueue, Karpenter and JobS
 	KUBERNETES=1.37 $(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 jobset:: gang
 
 .PHONY: screenshots
-screenshots: ## Take the page's pictures in docs/images anew
+screenshots: ## Take the page's pictures in docs/images again
 	@tests/page/run.sh --screenshots docs/images
 
 .PHONY: images

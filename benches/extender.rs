@@ -77,7 +77,7 @@ fn quantiles() {
             Kind::Usual => "",
             Kind::Sample => "  a tenth of the nodes is named",
             Kind::Unwarmed => "  nothing looked up ahead",
-            Kind::Unique => "  each pod with a request that nobody had before",
+            Kind::Unique => "  each pod with a request that no pod had before",
         };
         println!(
             "{nodes:>8} {:>22} {:>22} {:>22}{note}",

@@ -1,4 +1,4 @@
-//! What waking costs: computing under the lock, wake-ups in vain, memory. `make bench ARGS=waiting`
+//! What waking costs: computing under the lock, wake-ups without result, memory. `make bench ARGS=waiting`
 //! runs it alone; copied into an older checkout it measures that one.
 
 #![allow(
@@ -45,14 +45,14 @@ fn main() {
             println!("{kinds:>7} kinds: {what} {median:.1} ms ({least:.1} to {most:.1})");
         }
     }
-    println!("\nRoom on 200 nodes that nobody comes for, ten minutes of virtual time");
+    println!("\nRoom on 200 nodes that no pod comes for, ten minutes of virtual time");
     for (waiting, cpu) in [
         (10_000, false),
         (30_000, false),
         (10_000, true),
         (30_000, true),
     ] {
-        let (woken, minutes, computed, longest) = in_vain(waiting, cpu);
+        let (woken, minutes, computed, longest) = without_result(waiting, cpu);
         let why = if cpu {
             "something unknown"
         } else {
@@ -179,7 +179,7 @@ fn until_woken(kinds: usize) -> (Duration, Duration) {
 }
 
 /// Wake-ups, virtual minutes, computing and the longest call.
-fn in_vain(pods: usize, cpu: bool) -> (usize, f64, Duration, Duration) {
+fn without_result(pods: usize, cpu: bool) -> (usize, f64, Duration, Duration) {
     let mut ledger = cluster(200, 8, cpu, 0);
     for number in 0..pods {
         ledger.apply_pod(waiting(number, number % 50, 1_000 + number as u64 % 50));

@@ -52,8 +52,8 @@ mkdir "$work/other"
 ! "$cosign" verify --key "$work/other/cosign.pub" --insecure-ignore-tlog=true "$registry/gpustow:$tag" \
     >/dev/null 2>&1 || fail "another key verifies $registry/gpustow:$tag"
 ! "$cosign" verify --key "$work/cosign.pub" --insecure-ignore-tlog=true "$registry/charts/gpustow:artifacthub.io" \
-    >/dev/null 2>&1 || fail "$registry/charts/gpustow:artifacthub.io verifies, and nobody signed it"
-echo "ok  another key, and what nobody signed, are refused"
+    >/dev/null 2>&1 || fail "$registry/charts/gpustow:artifacthub.io verifies, and it was not signed"
+echo "ok  another key, and what was not signed, are refused"
 
 cat <<END
 not run  keyless signatures and their transparency log: they take a hosted runner's identity

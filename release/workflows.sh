@@ -3,7 +3,7 @@
 # that the targets that they make are there.
 . "$(dirname "$0")/common.sh"
 cd "$root"
-# A tag may be moved by whoever owns the action.
+# The owner of the action may move a tag.
 ! grep -nE 'uses: ' .github/workflows/*.yaml | grep -vE 'uses: (\./|[^@]+@[0-9a-f]{40} # v)' ||
     fail "name the actions above by commit, with the version behind it"
 targets=$(make -pRrq : 2>/dev/null | awk '/^# Not a target/ { getline; next } match($0, /^[a-z-]+:/) { print substr($0, 1, RLENGTH - 1) }')

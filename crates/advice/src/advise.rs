@@ -8,7 +8,7 @@ use crate::History;
 
 /// Seconds of a day.
 pub const DAY: u64 = 86_400;
-/// What is advised unless somebody wants another quantile: exceeded in one of twenty minutes.
+/// What is advised unless a person wants another quantile: exceeded in one of twenty minutes.
 const USUAL: u32 = 950;
 /// The limit is the peak and a twentieth more.
 const LIMIT_PERCENT: u64 = 105;

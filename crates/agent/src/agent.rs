@@ -39,7 +39,7 @@ use crate::state::State;
 
 /// Between two questions to the kubelet about what pods hold that did not ask gpustow.
 const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
-/// After this long, a claim's device that nobody could tell is looked up again.
+/// After this long, a claim's device that was not found is looked up again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Between two questions to a control daemon of MPS that answers. One that does not is asked at every sample.
 const MPS_PERIOD: Duration = Duration::from_secs(5);

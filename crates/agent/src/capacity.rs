@@ -1,4 +1,4 @@
-//! What the node's capacity should say: enough for every pod that its kubelet would judge anew when it
+//! What the node's capacity should say: enough for every pod that its kubelet would judge again when it
 //! starts, and to kube-scheduler no more and no less room than the present cards have.
 
 use std::collections::BTreeMap;
@@ -51,11 +51,11 @@ fn all(cards: &Cards) -> Mib {
 }
 
 /// Decides when the capacity of the node is to be written. Fewer cards count late: a driver that is
-/// loaded anew shows none for a while.
+/// loaded again shows none for a while.
 #[derive(Clone, Debug)]
 pub struct Capacity {
     shrink_after: Duration,
-    /// The cards that count; none if nobody knows what the node's capacity came from.
+    /// The cards that count; none if it is unknown what the node's capacity came from.
     cards: Option<Cards>,
     less_since: Option<Duration>,
 }

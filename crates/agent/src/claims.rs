@@ -1,4 +1,4 @@
-//! Whole cards that pods got from somebody else than gpustow: NVIDIA's device plugin or a driver of
+//! Whole cards that pods did not get from gpustow, but from NVIDIA's device plugin or a driver of
 //! dynamic resource allocation (DRA). Such a pod does not know of ours, so its card takes none of them.
 
 use std::collections::{HashMap, HashSet};

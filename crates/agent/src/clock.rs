@@ -1,4 +1,4 @@
-//! The time, twice: deadlines and ages are measured on a clock that nobody sets.
+//! The time, twice: deadlines and ages are measured on a clock that is never set.
 
 use std::time::Duration;
 

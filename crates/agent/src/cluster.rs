@@ -190,7 +190,7 @@ impl Cluster {
         let api = Api::<GpuNode>::all(self.client.clone());
         match bounded(api.get_opt(&self.node)).await {
             Ok(node) => Ok(node.and_then(|node| node.status)),
-            // One of another schema tells this agent nothing, and is written anew.
+            // One of another schema tells this agent nothing, and is written again.
             Err(ClusterError::Api(kube::Error::SerdeError(error))) => {
                 tracing::warn!(%error, "this node's GpuNode cannot be read; starting without it");
                 Ok(None)

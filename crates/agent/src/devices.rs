@@ -158,7 +158,7 @@ impl DeviceError {
     }
 }
 
-/// Somebody who knows the cards. Calls may block: keep them off the event loop.
+/// A source that knows the cards. Calls may block: keep them off the event loop.
 pub trait Devices: Send {
     /// Looks again and again, and hands every reading to `each`, which decides on the pause. Ends
     /// well when `each` says so, or when looking from scratch is better.

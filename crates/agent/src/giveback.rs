@@ -16,7 +16,7 @@ use crate::pods::{NodePod, NodePods};
 use crate::processes::Who;
 use crate::state::State;
 
-/// A demand that nobody has taken back or made anew for so long is not acted on.
+/// A demand that the extender has not withdrawn or repeated for so long is not acted on.
 const TOO_OLD: Duration = Duration::from_secs(600);
 /// A demand that was met is met again after so long if the pod is over its request then: a program may have begun its
 /// next process before the first was gone.
@@ -35,7 +35,7 @@ pub struct Target {
     pub pid: u32,
     /// When it started, in the kernel's ticks.
     pub started: u64,
-    /// What it is, what it uses, and for whom it ends.
+    /// What it is, what it uses, and for which pod it ends.
     pub note: String,
 }
 

@@ -30,7 +30,7 @@ pub fn begin(proc: &Path, target: &Target) -> io::Result<Option<Ending>> {
         Err(rustix::io::Errno::SRCH) => return Ok(None),
         process => process?,
     };
-    // Whoever has the id now is the one that the descriptor is of, or that one has ended.
+    // The process that has the id now is the one that the descriptor is of, or that one has ended.
     let dir = proc.join(target.pid.to_string());
     let text = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
     let same = started(&dir) == Some(target.started)

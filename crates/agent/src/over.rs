@@ -26,7 +26,7 @@ pub struct OverUse {
 }
 
 impl State {
-    /// Pods that use more of a card than they may, where somebody is to watch that.
+    /// Pods that use more of a card than they may, if gpustow must watch that.
     pub fn over_users<'a>(&'a self, pods: &'a NodePods) -> impl Iterator<Item = OverUse> + 'a {
         self.cards().flat_map(move |seen| {
             seen.gpu.pods.iter().filter_map(move |share| {

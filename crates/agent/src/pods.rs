@@ -19,7 +19,7 @@ const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
 pub struct Demand {
     /// Since when: which demand it is.
     pub since: Timestamp,
-    /// For whom, in the extender's words.
+    /// For which pod, in the extender's words.
     pub message: String,
 }
 

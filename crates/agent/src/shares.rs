@@ -17,7 +17,7 @@ pub struct CardUse {
     pub other_pods: u64,
     /// Processes of no pod.
     pub host: u64,
-    /// In use by nobody who could be named.
+    /// In use by no process that could be named.
     pub unmanaged: u64,
     /// UIDs of pods none of whose processes has done anything on the card since the last look.
     pub idle: BTreeSet<Arc<str>>,

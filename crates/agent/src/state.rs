@@ -176,7 +176,7 @@ impl State {
         &self.unmade
     }
 
-    /// Takes in a reading. `held` are the cards that somebody else has given away, by whom.
+    /// Takes in a reading. `held` are the cards that another component has given away, by its name.
     /// Returns the cards that this reading condemned.
     pub fn read(
         &mut self,

@@ -32,7 +32,7 @@ pub struct Assignment {
     pub charges: Vec<(Arc<str>, Mib)>,
     /// Container name and the GPU UUIDs that it sees, in the order of the names.
     pub containers: Vec<(Box<str>, Vec<Arc<str>>)>,
-    /// Nobody else on its GPUs. Unknown where an older version wrote it: then the pod's annotation
+    /// No other pod on its GPUs. Unknown where an older version wrote it: then the pod's annotation
     /// says so, which its owner may have changed since.
     pub exclusive: Option<bool>,
     /// Hundredths of the compute of each of its GPUs; zero if it has no share of compute.

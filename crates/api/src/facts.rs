@@ -96,7 +96,7 @@ pub struct PodFacts {
     /// When it should be gone if it is being deleted, in seconds since 1970: `metadata.deletionTimestamp`, but no later
     /// than [`LONGEST_GRACE`] after the request. A pod may set itself a grace period of a year.
     pub gone_by: Option<i64>,
-    /// `spec.schedulingGates` has one that is not ours: somebody else says when it may come.
+    /// `spec.schedulingGates` has one that is not ours: another controller says when it may come.
     pub gated: bool,
     /// It has [`names::GATE`]: it is queued.
     pub queued: bool,
@@ -118,7 +118,7 @@ pub struct PodFacts {
     pub action: Option<Action>,
     /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
     pub controller: Option<Arc<str>>,
-    /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
+    /// UID of the controller that recreates it elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
     pub evictable: Option<Arc<str>>,
     /// A DaemonSet or a kubelet made it: no autoscaler keeps a node for its sake.
     pub goes_with_node: bool,

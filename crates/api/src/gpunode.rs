@@ -43,7 +43,7 @@ pub const NO_GPUS: &str = "NoGpus";
     printcolumn = r#"{"name":"Healthy","type":"integer","jsonPath":".status.summary.healthy","description":"Cards that take pods"}"#,
     printcolumn = r#"{"name":"Model","type":"string","jsonPath":".status.summary.models","description":"Card models"}"#,
     printcolumn = r#"{"name":"Capacity-MiB","type":"integer","jsonPath":".status.summary.capacityMiB","description":"MiB that pods may hold"}"#,
-    printcolumn = r#"{"name":"In-Use-MiB","type":"integer","jsonPath":".status.summary.usedMiB","description":"MiB in use now, by whomever"}"#,
+    printcolumn = r#"{"name":"In-Use-MiB","type":"integer","jsonPath":".status.summary.usedMiB","description":"MiB in use now, by any process"}"#,
     printcolumn = r#"{"name":"Driver","type":"string","jsonPath":".status.driver","priority":1}"#,
     printcolumn = r#"{"name":"Reported","type":"date","jsonPath":".status.heartbeat","description":"Last report"}"#
 )]
@@ -117,7 +117,7 @@ pub struct Summary {
     #[schemars(range(min = 0))]
     #[serde(rename = "capacityMiB")]
     pub capacity_mib: u64,
-    /// MiB in use now, by whomever.
+    /// MiB in use now, by any process.
     #[schemars(range(min = 0))]
     #[serde(rename = "usedMiB")]
     pub used_mib: u64,

@@ -29,7 +29,7 @@ pub enum Enforce {
     /// The agent: it tells when a pod uses more.
     #[default]
     Watch,
-    /// Nobody.
+    /// No component.
     None,
 }
 
@@ -54,7 +54,7 @@ pub enum Support {
     Driver,
     /// The node has cgroups of version 1, or the agent does not see those of its node.
     Cgroup,
-    /// Nobody says that the container toolkit sets limits, and the agent does not.
+    /// The agent's flags say neither that the container toolkit sets limits nor that the agent does.
     Toolkit,
     /// A container runs here without the limit that it should have.
     Missing,

@@ -35,7 +35,7 @@ impl Regards {
         let mut spreads = spec.topology_spread_constraints.iter().flatten();
         let local = spec.resource_claims.iter().flatten().next().is_some()
             || ports.any(|port| port.host_port.is_some_and(|it| it > 0))
-            || !spec.volumes.iter().flatten().all(is_nobodys);
+            || !spec.volumes.iter().flatten().all(is_for_any_pod);
         match spreads.any(|spread| spread.when_unsatisfiable == "DoNotSchedule") {
             true => Self::AllPods,
             false if local => Self::PodsOfNode,
@@ -67,7 +67,7 @@ impl Regards {
 }
 
 /// May any number of pods have the volume on any node?
-fn is_nobodys(volume: &Volume) -> bool {
+fn is_for_any_pod(volume: &Volume) -> bool {
     volume.config_map.is_some()
         || volume.downward_api.is_some()
         || volume.empty_dir.is_some()

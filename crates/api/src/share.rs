@@ -9,7 +9,7 @@ use gpustow_pack::Request;
 use crate::intree::{Constraints, Label};
 use crate::{Asks, Assignment, Group, NodeFacts, PodFacts};
 
-/// What nobody uses any more is looked for after so many new values, or as many as there are.
+/// What is not in use any more is looked for after so many new values, or as many as there are.
 const SWEEP: usize = 1024;
 
 /// What pods, or nodes, have in common.
@@ -60,7 +60,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Interned<T: ?Sized> {
     values: HashSet<Arc<T>>,
-    /// New ones until those that nobody uses are looked for.
+    /// New ones until those that are not in use are looked for.
     left: usize,
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_equal_is_kept_once_and_what_nobody_uses_is_dropped() {
+    fn equal_values_are_kept_once_and_unused_ones_are_dropped() {
         let mut known = Interned::<str>::default();
         let (mut a, mut b): (Arc<str>, Arc<str>) = ("node".into(), "node".into());
         known.share(&mut a);

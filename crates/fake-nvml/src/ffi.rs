@@ -495,6 +495,6 @@ mod tests {
         assert_eq!(memory.total, 7);
         assert_eq!(call(std::ptr::null_mut()), INVALID_ARGUMENT);
         memory.version = (size_of::<nvmlMemory_v2_t>() as c_uint) | 2 << 24;
-        assert_eq!(call(&mut memory), UNINITIALIZED, "nobody called nvmlInit");
+        assert_eq!(call(&mut memory), UNINITIALIZED, "nvmlInit was not called");
     }
 }

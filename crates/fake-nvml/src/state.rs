@@ -35,7 +35,7 @@ impl Handle {
     }
 }
 
-/// A set of events that somebody waits on.
+/// A set of events that a client waits on.
 #[derive(Debug, Default)]
 pub(crate) struct EventSet {
     pub(crate) gpus: Vec<usize>,

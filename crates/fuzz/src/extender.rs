@@ -92,10 +92,10 @@ fn decide(ledger: &mut Ledger, pod: &Pod, names: &[&str]) {
             assert_eq!(read.ok().as_ref(), Some(&*assignment), "{text}");
         }
     }
-    let (mut steps, nobody) = (ledger.budget(), Vec::<Arc<str>>::new());
+    let (mut steps, none) = (ledger.budget(), Vec::<Arc<str>>::new());
     for name in NODES {
         let _ = ledger.explain(&facts, name, NOW);
-        let _ = ledger.preempt(&facts, name, &nobody, &mut steps, NOW);
+        let _ = ledger.preempt(&facts, name, &none, &mut steps, NOW);
     }
     is_sound(ledger);
 }

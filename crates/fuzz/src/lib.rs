@@ -10,7 +10,7 @@ mod agent;
 mod extender;
 mod people;
 
-/// Takes in what somebody else wrote; panics if what comes of it cannot be.
+/// Takes in what another program wrote; panics if what comes of it cannot be.
 pub type Target = fn(&[u8]);
 
 /// All of them, by name.

@@ -83,7 +83,7 @@ fn stats(board: &mut Board) {
         board,
         stat("Allocated", text, "percentunit", &allocated, None),
     );
-    let text = "Share of the GPU memory that is in use, by whomever.";
+    let text = "Share of the GPU memory that is in use, by any process.";
     number(board, stat("In use", text, "percentunit", &used, None));
     let text =
         "GPUs that are unhealthy, whose agent is silent, or that pods hold and no agent reports.";

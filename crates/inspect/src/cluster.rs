@@ -285,7 +285,7 @@ impl Cluster {
         self.ledger.delete_gpunode(&gpunode.name_any());
     }
 
-    /// The whole list of GpuNodes, each as old as it says: nobody saw when it was written.
+    /// The whole list of GpuNodes, each as old as it says: no watch saw when it was written.
     pub fn reset_gpunodes(&mut self, gpunodes: Vec<GpuNode>) {
         let listed: BTreeSet<_> = gpunodes.iter().map(|gpunode| gpunode.name_any()).collect();
         let gone = std::mem::take(&mut self.reports).into_keys();
@@ -442,7 +442,7 @@ impl Cluster {
     }
 }
 
-/// The pods that somebody asks about.
+/// The pods that a person asks about.
 #[derive(Clone, Debug)]
 pub struct Scope {
     /// None: all.

@@ -1,4 +1,4 @@
-//! A cluster that follows watches, for whoever looks at it for a while.
+//! A cluster that follows watches, for a program that looks at it for a while.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -91,7 +91,7 @@ impl Live {
         cluster
     }
 
-    /// Files may be written anew.
+    /// Files may be written again.
     fn reread(&self, path: PathBuf, resource: String) {
         let live = self.clone();
         tokio::spawn(async move {

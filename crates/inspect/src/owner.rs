@@ -77,7 +77,7 @@ pub struct Holder {
     /// What it holds, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// From whom it has it, if not from gpustow.
+    /// Where it has it from, if not from gpustow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub through: Option<String>,
     /// Until when it is reserved for it.

@@ -125,7 +125,7 @@ impl Source {
             true => kept_reservations(&client).await.unwrap_or_default(),
             false => Vec::new(),
         };
-        // Nobody but such an extender has the right that this policy bounds, and without a line nobody bears its gate.
+        // Only such an extender has the right that this policy bounds, and without a queue no pod has its gate.
         let resource = &self.resource_name;
         let more = [
             system::makes_certificate(pods.iter().map(|it| &it.pod))

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::{Cluster, age, system};
 
-/// Refusals for what the deciding extender alone knows: for whom places are kept, and what the queue is offered.
+/// Refusals for what the deciding extender alone knows: for which pods places are kept, and what the queue is offered.
 const IN_TURN: [Reason; 2] = [Reason::Reserved, Reason::Queued];
 
 /// Why no GPU of the node takes a new pod.

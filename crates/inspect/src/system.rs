@@ -125,7 +125,7 @@ impl System {
         self.pods_with(AGENT).iter().find(on).copied()
     }
 
-    /// The Lease with this name. None if nobody could look.
+    /// The Lease with this name. None if Leases could not be read.
     pub fn lease(&self, name: &str) -> Option<Option<&Lease>> {
         let Seen::Read(leases) = &self.leases else {
             return None;

@@ -226,7 +226,7 @@ fn histories(workloads: Vec<GpuWorkload>, scope: &Scope) -> Histories {
             kind: target.kind,
             name: target.name,
         };
-        // One that somebody made under another name is not the extender's.
+        // One that a person made under another name is not the extender's.
         let is_ours = workload.metadata.name == Some(name_of(&target));
         if !is_ours || scope.namespace.as_ref().is_some_and(|it| *it != namespace) {
             continue;

@@ -16,7 +16,7 @@ use crate::args::CapacityArgs;
 use crate::output::Shown::Always;
 use crate::output::{Listing, Screen, column};
 
-/// For whom the capacity is printed.
+/// For which autoscaler the capacity is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Autoscaler {
     /// NodeOverlays, to apply to the cluster.

@@ -38,7 +38,7 @@ struct View {
     colour: bool,
 }
 
-/// Runs until `q`, or prints once if asked to or if nobody is looking.
+/// Runs until `q`, or prints once if asked to or if there is no terminal.
 pub(crate) async fn run(
     global: &Global,
     args: &TopArgs,

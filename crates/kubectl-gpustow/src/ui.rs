@@ -212,7 +212,7 @@ async fn harden(mut response: Response) -> Response {
     response
 }
 
-/// Takes a picture a second while somebody looks.
+/// Takes a picture a second while a browser looks.
 async fn look(page: Arc<Page>) {
     let mut tick = interval(Duration::from_secs(1));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! `whatif`: a cluster's own nodes and pods, placed anew.
+//! `whatif`: a cluster's own nodes and pods, placed again.
 
 mod replay;
 
@@ -32,7 +32,7 @@ pub(crate) fn added(text: &str) -> Result<Added, String> {
     Ok(Added { count, like })
 }
 
-/// Places everything anew, as often as it was asked for.
+/// Places everything again, as often as it was asked for.
 pub(crate) async fn run(
     source: &Source,
     args: &WhatifArgs,

@@ -107,7 +107,7 @@ pub struct Card {
     pub free: Mib,
     /// The card's model.
     pub model: ModelId,
-    /// False while the card must take no new pods (unhealthy, held by somebody else).
+    /// False while the card must take no new pods (unhealthy, held by another component).
     pub usable: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
@@ -135,7 +135,7 @@ pub struct Compute {
 pub struct Lending {
     /// Likely to be in use.
     pub used: u8,
-    /// In use beyond what was promised to whoever uses it.
+    /// In use beyond what was promised to the pods that use it.
     pub lent: u8,
 }
 
@@ -206,7 +206,7 @@ pub struct NodeGpus {
     pub cpu_free_milli: u64,
     /// Free host memory. A policy counts whole MiB of it.
     pub ram_free: Bytes,
-    /// How close the cards are to each other; none if nobody knows.
+    /// How close the cards are to each other; none if that is unknown.
     pub links: Option<Arc<Links>>,
 }
 

@@ -162,7 +162,7 @@ pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Ch
     fit_counting(node, request, policy, &mut 0)
 }
 
-/// [`fit`], which adds to `steps` what the search took: whoever asks of thousands of nodes stops when
+/// [`fit`], which adds to `steps` what the search took: a caller that asks of thousands of nodes stops when
 /// it is enough. A pod of one container on one card takes none.
 ///
 /// # Errors

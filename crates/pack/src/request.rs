@@ -80,7 +80,7 @@ impl fmt::Display for Claim {
 pub struct Request {
     /// One entry per asking container.
     pub claims: Vec<Claim>,
-    /// Whole cards: nobody else on them, and all of each is charged.
+    /// Whole cards: no other pod on them, and all of each is charged.
     pub exclusive: bool,
     /// A container may use more of a card than is promised to it, while that is free.
     pub bursts: bool,

@@ -39,7 +39,7 @@ const DEFAULTS: [(&str, &str); 5] = [
 /// What is wrong with a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Weakness {
-    /// Nobody applied it.
+    /// It was not applied.
     #[error("is missing")]
     Missing,
     /// It judges nothing.

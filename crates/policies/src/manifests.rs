@@ -85,7 +85,7 @@ pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, Manifest
     Ok(own.into_iter().chain(policies).chain([beta]).collect())
 }
 
-/// The policies of these names and their bindings alone, a document each: at every start somebody looks at those few,
+/// The policies of these names and their bindings alone, a document each: at every start the extender looks at those few,
 /// and to generate everything would take most of the start. None if no pod could ask for `resource`.
 pub(crate) fn documents(resource: &str, policies: &[&str]) -> Vec<String> {
     if request::extended_resource(resource).is_err() {

@@ -12,7 +12,7 @@ use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// How long a watch may last before it is asked for anew, so that a dead connection is noticed.
+/// How long a watch may last before it is asked for again, so that a dead connection is noticed.
 pub const WATCH_SECONDS: u32 = 60;
 /// An answer whose next piece takes longer than a quiet watch does never comes.
 const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);

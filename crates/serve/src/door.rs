@@ -20,9 +20,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// How long somebody is let in without asking again.
+/// How long a client is let in without asking again.
 const ALLOWED: Duration = Duration::from_secs(60);
-/// How long somebody is kept out without asking again.
+/// How long a client is kept out without asking again.
 const REFUSED: Duration = Duration::from_secs(10);
 /// Tokens remembered.
 const KNOWN: usize = 1024;
@@ -38,11 +38,11 @@ enum Access {
     Allowed,
     /// Its user may not.
     Forbidden,
-    /// It is nobody's.
+    /// It has no user.
     Unknown,
 }
 
-/// Lets in whoever may get one path.
+/// Lets in each user that may get one path.
 pub struct Door {
     client: Client,
     path: &'static str,

@@ -35,7 +35,7 @@ pub struct Bounds {
     pub connections: usize,
     /// From one answer, or the start, to the next request's whole head.
     pub patience: Duration,
-    /// Bytes of a request that are held before somebody reads them.
+    /// Bytes of a request that are held before the program reads them.
     pub buffer: usize,
     /// From the stop on, calls are answered for so long, each as the last one of its connection. A client that keeps its
     /// connections may send a call at the moment in which the other side closes: none of those in use is closed so.
@@ -130,8 +130,8 @@ impl Connection {
     }
 }
 
-/// A request's body. When all of it has come, its connection is busy: who begins calls and never ends them keeps
-/// nobody else out.
+/// A request's body. When all of it has come, its connection is busy: a client that begins calls and never ends them
+/// keeps no other out.
 struct Coming {
     body: Incoming,
     busy: Arc<AtomicBool>,

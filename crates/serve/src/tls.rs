@@ -56,7 +56,7 @@ pub enum TlsError {
 type Stamp = [Option<SystemTime>; 3];
 
 /// A certificate in two files, and in a third one who signs those of clients, if they need one; or one
-/// that whoever has it gives and replaces. Copies are the same certificate.
+/// that its owner in this program gives and replaces. Copies are the same certificate.
 #[derive(Clone, Debug)]
 pub struct Tls(Arc<Source>);
 

@@ -31,7 +31,7 @@ pub trait Placer {
     /// The pod `id`, which was placed, is gone. The hosts are as they are afterwards.
     fn left(&mut self, id: usize, job: &Job, placed: &Placed);
 
-    /// The pod `id`, which asks for no GPU, was put on this host by somebody else. The hosts are as they
+    /// The pod `id`, which asks for no GPU, was put on this host by another scheduler. The hosts are as they
     /// are afterwards.
     fn beside(&mut self, _id: usize, _job: &Job, _host: usize) {}
 

@@ -325,11 +325,11 @@ impl PodBuilder {
     /// the label [`BY_HAND`](crate::BY_HAND).
     pub async fn bind_by_hand(self, client: &Client, node: &str) -> Result<Pod> {
         // No kubelet looks at this.
-        let nobody = json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [{
-            "labelSelector": { "matchLabels": { "testkit/nobody": "" } },
+        let no_pod = json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [{
+            "labelSelector": { "matchLabels": { "testkit/no-pod": "" } },
             "topologyKey": "kubernetes.io/hostname",
         }] } });
-        let affinity = serde_json::from_value(nobody)?;
+        let affinity = serde_json::from_value(no_pod)?;
         let pod = self
             .label(crate::BY_HAND, "")
             .with(|spec| spec.affinity = Some(affinity))

@@ -24,7 +24,7 @@ use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
 
-/// Those that our tests need. Node lifecycle is not among them: nobody posts leases for our nodes,
+/// Those that our tests need. Node lifecycle is not among them: no kubelet posts leases for our nodes,
 /// and it would taint them all.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,cronjob-controller,daemonset-controller,deployment-controller,\
 disruption-controller,endpointslice-controller,ephemeral-volume-controller,garbage-collector-controller,\
@@ -92,7 +92,7 @@ impl ControlPlane {
         let (signing, public) = (dir.join("sa.key"), dir.join("sa.pub"));
         std::fs::write(&signing, key.serialize_pem())?;
         std::fs::write(&public, key.public_key_pem())?;
-        // Nobody has a certificate of this authority. Without one the API server does not publish
+        // No client has a certificate of this authority. Without one the API server does not publish
         // how it authenticates, which kube-scheduler wants to read.
         let client_ca = dir.join("client-ca.crt");
         let certificate = rcgen::CertificateParams::default().self_signed(&key)?;
@@ -368,7 +368,7 @@ impl ControlPlane {
         Ok(copy)
     }
 
-    /// Puts back what was stored then, resourceVersions included, and starts the API server anew.
+    /// Puts back what was stored then, resourceVersions included, and starts the API server again.
     pub async fn restore(&self, snapshot: &Path) -> Result<()> {
         self.replace_data(snapshot, &self.dir.join("etcd")).await
     }

@@ -11,7 +11,7 @@ use hyper::http::request::Builder;
 use kube::client::Body;
 use kube::{Client, Config};
 
-/// A port of 127.0.0.1 that nobody listens on. Never the same twice, and below the range from
+/// A port of 127.0.0.1 that no program listens on. Never the same twice, and below the range from
 /// which the system takes ports for outgoing connections, so that it stays free until it is used.
 pub fn free_port() -> Result<u16> {
     static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);

@@ -175,7 +175,7 @@ impl Rule {
             .await
     }
 
-    /// Waits until the API server has answered `count` of them in all, whoever heard it.
+    /// Waits until the API server has answered `count` of them in all, whether or not a client heard it.
     pub async fn answered(&self, count: usize, deadline: Duration) -> Result<()> {
         self.wait("answered", deadline, |progress| progress.answered >= count)
             .await

@@ -6,7 +6,7 @@ use tokio::sync::OnceCell;
 use crate::control_plane::{ControlPlane, Options};
 
 /// The control plane that a test binary's cases share by namespace and node labels, with the GpuNode
-/// resource and kube-controller-manager, started by whoever asks first. It ends with the process,
+/// resource and kube-controller-manager, started by the case that asks first. It ends with the process,
 /// and needs no runtime of its own: it consists of processes.
 pub async fn shared() -> Result<&'static ControlPlane> {
     static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();

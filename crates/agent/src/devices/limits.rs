@@ -116,7 +116,7 @@ struct Cgroups {
 enum Lookup {
     /// One of these bears the limit; the other need not be there.
     Found([PathBuf; 2]),
-    /// It was not there; it is looked up again after so many looks, and if in vain after twice as many.
+    /// It was not there; it is looked up again after so many looks, and if it is still missing after twice as many.
     Missed { left: u32, pause: u32 },
 }
 
@@ -204,7 +204,7 @@ struct Told {
     used: Option<u64>,
 }
 
-/// Asks for each that is wanted, after setting what is to be set; what nobody can tell now, as the container has
+/// Asks for each that is wanted, after setting what is to be set; what cannot be told now, as the container has
 /// ended, is left out. The cards say what is free, and where each is on the PCI bus, by which the kernel names it.
 pub(super) fn read<'a, 'n: 'a>(
     wanted: &Wanted,

@@ -43,7 +43,7 @@ pub struct NvmlDevices {
 }
 
 impl NvmlDevices {
-    /// Looks for the library in `dirs` first; reads what hardly changes anew after `refresh`, and the limits
+    /// Looks for the library in `dirs` first; reads again after `refresh` what hardly changes, and the limits
     /// that are `wanted` every time.
     #[must_use]
     pub fn new(dirs: Vec<PathBuf>, refresh: Duration, wanted: Arc<Wanted>) -> Self {

@@ -95,7 +95,7 @@ fn it_is_what_present_cards_hold_and_what_others_subtract_beside_them() {
         (vec![Asks::stray(98)], 200, "not accepted: counts nothing"),
         (vec![Asks::stray(98).accepted()], 298, "accepted"),
         (vec![Asks::stray(98).accepted().ended()], 200, "ended"),
-        (vec![Asks::stray(huge)], 200, "nobody can inflate it"),
+        (vec![Asks::stray(huge)], 200, "no pod can inflate it"),
         (
             vec![Asks::assigned("a", 60), Asks::assigned("a", 60)],
             220,
@@ -159,7 +159,7 @@ fn it_grows_at_once_and_shrinks_when_cards_have_been_gone_for_a_while() {
             &[],
             Some(230),
             Some(200),
-            "it has ended: no room is left that nobody has",
+            "it has ended: no room is left that no pod has",
         ),
         (5, &one, &[], Some(200), None, "a card less, but only now"),
         (64, &one, &[], Some(200), None, "not yet a minute"),
@@ -169,7 +169,7 @@ fn it_grows_at_once_and_shrinks_when_cards_have_been_gone_for_a_while() {
             &[],
             Some(200),
             None,
-            "it is back: the minute starts anew",
+            "it is back: the minute starts again",
         ),
         (65, &one, &on_b, Some(200), None, "less again"),
         (124, &one, &on_b, Some(200), None, "not yet"),
@@ -263,7 +263,7 @@ fn counted(list: &[Asks]) -> impl Iterator<Item = &Asks> {
 
 proptest! {
     /// Kube-scheduler subtracts what bound pods ask for. What is left is the room of the present
-    /// cards, whatever has vanished and whoever came without an assignment.
+    /// cards, whatever has vanished and whichever pods came without an assignment.
     #[test]
     fn what_kube_scheduler_sees_free_is_free_on_present_cards(
         cards in some_cards(), list in vec(asks(), 0..8),

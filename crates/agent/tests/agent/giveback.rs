@@ -57,7 +57,7 @@ fn pids(targets: &[Target]) -> Vec<u32> {
     targets.iter().map(|target| target.pid).collect()
 }
 
-const NOBODY: [u32; 0] = [];
+const NO_PID: [u32; 0] = [];
 const OVER: [(u32, u64); 5] = [(1, 1000), (2, 3000), (3, 2000), (4, 9000), (5, 9000)];
 
 fn over() -> Vec<Process> {
@@ -82,17 +82,17 @@ fn the_largest_processes_of_the_pod_end_until_it_is_within_its_request() {
 fn a_demand_is_met_once_a_minute_while_the_pod_is_over_its_request() {
     let mut give_back = GiveBack::new(6);
     let within = [process(1, 4096)];
-    assert_eq!(pids(&ended(&mut give_back, &demand(0), 1, &within)), NOBODY);
+    assert_eq!(pids(&ended(&mut give_back, &demand(0), 1, &within)), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 2, &over())), [2]);
-    assert_eq!(pids(&ended(&mut give_back, &demand(0), 3, &over())), NOBODY);
+    assert_eq!(pids(&ended(&mut give_back, &demand(0), 3, &over())), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 4, &over())), [2]);
     // The program began its next process before that one was gone: the demand is the same.
     let next = [process(1, 1000), process(3, 4000)];
-    assert_eq!(pids(&ended(&mut give_back, &demand(4), 63, &next)), NOBODY);
+    assert_eq!(pids(&ended(&mut give_back, &demand(4), 63, &next)), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 64, &next)), [3]);
     assert_eq!(
         pids(&ended(&mut give_back, &demand(4), 124, &within)),
-        NOBODY
+        NO_PID
     );
 }
 
@@ -107,12 +107,12 @@ fn an_agent_that_restarts_acts_on_a_demand_again_by_what_it_sees_then_alone() {
         [2]
     );
     // It has ended meanwhile; or it does not listen, and is still to be killed.
-    assert_eq!(restarted(&[process(1, 1000), process(3, 2000)]), NOBODY);
+    assert_eq!(restarted(&[process(1, 1000), process(3, 2000)]), NO_PID);
     assert_eq!(restarted(&over()), [2]);
 }
 
 #[test]
-fn whoever_may_not_be_ended_is_told_of_with_the_mend() {
+fn a_process_that_may_not_be_ended_is_reported_with_the_remedy() {
     let own = Own::start();
     let target = own.target(own.started(), UID);
     let note = target.not_ended(&std::io::Error::from_raw_os_error(1));
@@ -122,7 +122,7 @@ fn whoever_may_not_be_ended_is_told_of_with_the_mend() {
 }
 
 #[test]
-fn nobody_ends_without_a_demand_or_for_one_that_is_old() {
+fn no_process_ends_without_a_demand_or_for_one_that_is_old() {
     let mut give_back = GiveBack::new(6);
     for (pod, second) in [
         (pod(&[("GPU-0", 4096)]), 1),
@@ -132,12 +132,12 @@ fn nobody_ends_without_a_demand_or_for_one_that_is_old() {
         (asked("True", Action::KillProcess.word(), 0), 700),
     ] {
         let targets = ended(&mut give_back, &pods(&[pod]), second, &over());
-        assert_eq!(pids(&targets), NOBODY);
+        assert_eq!(pids(&targets), NO_PID);
     }
 }
 
 #[test]
-fn nobody_ends_by_a_sample_that_lacks_something() {
+fn no_process_ends_by_a_sample_that_lacks_something() {
     let unmeasured = Process {
         used_mib: None,
         ..process(3, 0)
@@ -147,7 +147,7 @@ fn nobody_ends_by_a_sample_that_lacks_something() {
         let list = [vec![process(1, 9000)], vec![odd]].concat();
         assert_eq!(
             pids(&ended(&mut GiveBack::new(6), &demand(0), 1, &list)),
-            NOBODY
+            NO_PID
         );
     }
 }
@@ -170,7 +170,7 @@ fn no_more_end_in_a_minute_than_may() {
     let mut give_back = GiveBack::new(2);
     let two = [process(1, 4000), process(2, 3000), process(3, 3000)];
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 1, &two)), [1, 2]);
-    assert_eq!(pids(&ended(&mut give_back, &demand(5), 5, &over())), NOBODY);
+    assert_eq!(pids(&ended(&mut give_back, &demand(5), 5, &over())), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(5), 62, &over())), [2]);
 }
 

@@ -30,8 +30,8 @@ fn host() -> Host {
 #[test]
 fn a_fault_condemns_a_card_until_its_probation_is_over() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    let condemned = take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    let condemned = take(&mut state, Ok(reading(&host, 79)), &none, at(10), gone);
     assert_eq!(condemned, ["GPU-0"]);
     assert_eq!(first(&state), (false, Some("XID 79".to_owned())));
     assert!(
@@ -45,11 +45,11 @@ fn a_fault_condemns_a_card_until_its_probation_is_over() {
 }
 
 #[test]
-fn a_further_fault_begins_the_probation_anew() {
+fn a_further_fault_restarts_the_probation() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
-    take(&mut state, Ok(reading(&host, 74)), &none, at(600), nobody);
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut state, Ok(reading(&host, 79)), &none, at(10), gone);
+    take(&mut state, Ok(reading(&host, 74)), &none, at(600), gone);
     host.sample(&mut state, &none, at(1199));
     assert_eq!(first(&state), (false, Some("XID 74".to_owned())));
     host.sample(&mut state, &none, at(1200));
@@ -60,8 +60,8 @@ fn a_further_fault_begins_the_probation_anew() {
 fn an_applications_fault_condemns_nothing() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
     for xid in [13, 31, 43, 45, 68, 109] {
-        let nobody = |_| gpustow_agent::processes::Who::Gone;
-        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), nobody).is_empty());
+        let gone = |_| gpustow_agent::processes::Who::Gone;
+        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), gone).is_empty());
     }
     assert!(first(&state).0);
 }
@@ -77,11 +77,11 @@ fn which_xids_are_an_applications_is_the_operators_choice() {
     let args = gpustow_agent::Args::try_parse_from(args).unwrap();
     let (host, none) = (host(), pods(&[]));
     let mut state = State::new(args.settings(), None, at(0));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    let gone = |_| gpustow_agent::processes::Who::Gone;
     for xid in [79, 140] {
-        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), nobody).is_empty());
+        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), gone).is_empty());
     }
-    take(&mut state, Ok(reading(&host, 31)), &none, at(2), nobody);
+    take(&mut state, Ok(reading(&host, 31)), &none, at(2), gone);
     assert_eq!(first(&state), (false, Some("XID 31".to_owned())));
     host.sample(&mut state, &none, at(61));
     assert!(!first(&state).0);
@@ -97,11 +97,8 @@ fn a_memory_error_that_cannot_be_corrected_condemns() {
         uuid: "GPU-0".to_owned(),
         kind: gpustow_agent::devices::FaultKind::Ecc,
     });
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    assert_eq!(
-        take(&mut state, Ok(reading), &none, at(1), nobody),
-        ["GPU-0"]
-    );
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    assert_eq!(take(&mut state, Ok(reading), &none, at(1), gone), ["GPU-0"]);
     let reason = "uncorrectable memory error".to_owned();
     assert_eq!(first(&state), (false, Some(reason)));
 }
@@ -149,8 +146,8 @@ fn every_state_of_the_driver_is_a_condition_and_passes() {
 #[test]
 fn a_restarted_agent_keeps_the_verdict() {
     let (host, mut before, none) = (host(), state(), pods(&[]));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    take(&mut before, Ok(reading(&host, 79)), &none, at(10), nobody);
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut before, Ok(reading(&host, 79)), &none, at(10), gone);
     let report = status_of(&before, &none);
     let mut after = State::new(settings(), Some(&report), at(100));
     host.sample(&mut after, &none, at(100));
@@ -171,8 +168,8 @@ fn a_fault_of_a_divided_card_condemns_its_instances() {
         ..h100(0)
     }]));
     let (mut state, none) = (state(), pods(&[]));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut state, Ok(reading(&host, 79)), &none, at(10), gone);
     let status = status_of(&state, &none);
     assert!(status.gpus.iter().all(|gpu| !gpu.healthy), "{status:?}");
     assert_eq!(status.summary.healthy, 0);
@@ -298,9 +295,9 @@ fn set_to(second: u64, wall: u64) -> Now {
 fn a_step_of_the_hosts_clock_ends_no_probation_and_forgets_no_card() {
     for wall in [0, 500_000] {
         let (host, mut state, none) = (host(), state(), pods(&[]));
-        let nobody = |_| gpustow_agent::processes::Who::Gone;
+        let gone = |_| gpustow_agent::processes::Who::Gone;
         let fails = set_to(10, 100_010);
-        take(&mut state, Ok(reading(&host, 79)), &none, fails, nobody);
+        take(&mut state, Ok(reading(&host, 79)), &none, fails, gone);
         host.sample(&mut state, &none, set_to(11, wall));
         assert_eq!(first(&state), (false, Some("XID 79".to_owned())));
         host.shows(&machine(vec![h100(1)]));
@@ -319,9 +316,9 @@ fn a_step_of_the_hosts_clock_ends_no_probation_and_forgets_no_card() {
 #[test]
 fn a_fault_that_is_yet_to_come_was_just_now() {
     let (host, mut before, none) = (host(), state(), pods(&[]));
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    let gone = |_| gpustow_agent::processes::Who::Gone;
     let ahead = set_to(10, 100_010);
-    take(&mut before, Ok(reading(&host, 79)), &none, ahead, nobody);
+    take(&mut before, Ok(reading(&host, 79)), &none, ahead, gone);
     let report = status_of(&before, &none);
     let mut after = State::new(settings(), Some(&report), at(0));
     host.sample(&mut after, &none, at(599));

@@ -283,7 +283,7 @@ fn what_a_whole_container_uses_counts_instead_of_the_processes_that_can_be_seen(
     let cgroup = node.container();
     std::fs::write(cgroup.join("cgroup.procs"), "7\n8\n").unwrap();
     node.look();
-    assert_eq!(used(&node), (500, 8192), "nobody tells of the container");
+    assert_eq!(used(&node), (500, 8192), "no source tells of the container");
     let kernels = "drm/0000:10:00.0/vram0 1\nnvidia/0000:11:00.0/vidmem 2\nnvidia/0000:10:00.0/vidmem 1363148800\n";
     std::fs::write(cgroup.join("dmem.current"), kernels).unwrap();
     node.look();
@@ -292,7 +292,7 @@ fn what_a_whole_container_uses_counts_instead_of_the_processes_that_can_be_seen(
     node.look();
     assert_eq!(used(&node), (1400, 8192), "the driver does");
     let gpu = &node.state.status(&node.pods).gpus[0];
-    assert_eq!(gpu.unmanaged_mib, 0, "what nobody else uses");
+    assert_eq!(gpu.unmanaged_mib, 0, "what no other process uses");
     for broken in [
         "nvidia/0000:10:00.0/vidmem x\n",
         "nvidia/0000:10:00.0/vidmem\n",

@@ -155,9 +155,9 @@ fn pods_on_a_card_that_fails_are_told() {
     let mut notices = Notices::new(Duration::from_secs(6000));
     let mut state = state();
     let (mut looks, mut told) = (0, Vec::new());
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    let gone = |_| gpustow_agent::processes::Who::Gone;
     gpustow_agent::devices::Devices::watch(&mut scene.host.devices(), &mut |reading| {
-        let condemned = crate::support::take(&mut state, Ok(reading), &mine, at(looks), nobody);
+        let condemned = crate::support::take(&mut state, Ok(reading), &mine, at(looks), gone);
         told.push(notices.look(&state, &mine, &condemned, at(looks).age));
         let mut failing = machine(vec![h100(0), h100(1)]);
         failing.events.push(Event {
@@ -206,8 +206,8 @@ fn a_pod_whose_card_was_given_away_once_more_is_told() {
         .map(|uuid| (uuid.to_owned(), by.clone()))
         .into();
     let mut state = state();
-    let nobody = |_| gpustow_agent::processes::Who::Gone;
-    state.read(scene.host.read().as_ref(), &mine, &held, nobody, at(0));
+    let gone = |_| gpustow_agent::processes::Who::Gone;
+    state.read(scene.host.read().as_ref(), &mine, &held, gone, at(0));
     let mut notices = Notices::new(Duration::from_secs(6000));
     let told = notices.look(&state, &mine, &[], at(0).age);
     let [

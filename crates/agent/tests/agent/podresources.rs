@@ -97,7 +97,7 @@ fn cards() -> [Card; 4] {
 }
 
 /// Asks a server that answers every call with this body and gRPC status: which cards are held, by
-/// whom and through what.
+/// which pod and through what.
 async fn ask(body: Vec<u8>, status: &'static str) -> Result<HashMap<String, String>, String> {
     ask_with(body, status, &[]).await
 }

@@ -54,7 +54,7 @@ fn each_mib_has_one_user() {
     assert_eq!((gpu.other_pods_mib, gpu.host_mib), (30, 4));
     assert_eq!(
         gpu.unmanaged_mib, 34,
-        "what nobody owns may be a process that is starting"
+        "what no pod owns may be a process that is starting"
     );
     host.sample(&mut state, &pods, at(1));
     assert_eq!(
@@ -163,7 +163,7 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
     assert_eq!((gpu.healthy, gpu.held_by), (true, None));
 }
 
-/// Force-deleted: nobody waited for its end.
+/// Force-deleted: the API server did not wait for its end.
 #[test]
 fn a_pod_that_is_gone_and_still_runs_is_a_stranger_at_the_next_look() {
     let host = Host::new(&machine(vec![Gpu {

@@ -64,7 +64,7 @@ async fn a_library_that_comes_late_is_found() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_loaded_anew_is_followed() {
+async fn a_driver_that_is_reloaded_is_followed() {
     let host = Host::new(&machine(vec![h100(0)]));
     let sampler = follow(host.dir.path().into());
     sees(&sampler, shows(1)).await;
@@ -97,7 +97,7 @@ async fn a_card_that_was_lost_and_is_reset_returns() {
     sees(&sampler, shows(2)).await;
     let error = 15;
     host.shows(&machine(vec![Gpu { error, ..h100(0) }, h100(1)]));
-    // Told as lost until the library is opened anew, which does not show it at all.
+    // Told as lost until the library is opened again, which does not show it at all.
     sees(&sampler, shows(1)).await;
     host.shows(&machine(vec![h100(0), h100(1)]));
     sees(&sampler, shows(2)).await;
@@ -131,7 +131,7 @@ impl Devices for Scripted {
 }
 
 #[tokio::test]
-async fn a_look_that_nobody_fetched_gives_its_faults_to_the_next() {
+async fn a_look_that_was_never_fetched_gives_its_faults_to_the_next() {
     let ((done, looked), (resume, resumed)) = (channel(), channel());
     let sampler = Sampler::start(Box::new(Scripted { done, resumed }), PERIOD).unwrap();
     looked.recv().unwrap();

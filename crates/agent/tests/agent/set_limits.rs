@@ -58,7 +58,7 @@ fn an_agent_that_sets_limits_sets_the_pods_before_its_containers_and_has_them_fo
     node.look();
     assert_eq!(held(&node), [8192], "the pod's, before it has a container");
     node.container();
-    // After a look in vain the next but one looks for the cgroup again.
+    // After a look without result the next but one looks for the cgroup again.
     node.look();
     let (words, condition) = node.look();
     assert_eq!(held(&node), [8192, 8192]);

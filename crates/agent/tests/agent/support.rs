@@ -80,7 +80,7 @@ impl Host {
         )
     }
 
-    /// One reading by a library opened anew.
+    /// One reading by a library that was opened again.
     pub(crate) fn read(&self) -> Result<Reading, DeviceError> {
         let mut seen = None;
         self.devices().watch(&mut |reading| {
@@ -107,7 +107,7 @@ pub(crate) fn take(
     state.read(reading.as_ref(), pods, &HashMap::new(), who, now)
 }
 
-/// So many seconds after the agent has started, by a clock that nobody has set since.
+/// So many seconds after the agent has started, by a clock that was not set since.
 pub(crate) fn at(second: u64) -> Now {
     let wall = 1_800_000_000 + i64::try_from(second).unwrap();
     Now {

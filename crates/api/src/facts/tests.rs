@@ -410,7 +410,7 @@ fn what_may_be_used_and_done_is_read_from_annotations() {
 }
 
 #[test]
-fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
+fn only_a_marked_pod_that_is_recreated_anywhere_may_be_moved() {
     let of = |mark: &str, api: &str, kind: &str, controller: bool| {
         facts(json!({ "metadata": {
             "uid": "u", "annotations": { names::EVICTABLE: mark },

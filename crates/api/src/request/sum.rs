@@ -65,7 +65,7 @@ fn sum(spec: &PodSpec, status: Option<&PodStatus>, resource: &str) -> Billionths
     let overhead = amount(&spec.overhead, resource);
     whole_pod(spec, resource)
         // What the kubelet has allocated to a pod as a whole is in fields of a later API. Its
-        // containers have no more than that: a pod may be woken in vain, and none sleeps on.
+        // containers have no more than that: a pod may be woken for nothing, and none sleeps on.
         .filter(|_| !infeasible)
         .unwrap_or(containers)
         .saturating_add(overhead)

@@ -209,7 +209,7 @@ fn a_bad_request_names_the_field_and_the_mend() {
 }
 
 #[test]
-fn annotations_say_which_gpus_and_with_whom() {
+fn annotations_say_which_gpus_and_with_which_pods() {
     let spec = json!({"containers": [asks("a", "1")]});
     let mut said = pod(
         json!({

@@ -111,7 +111,7 @@ function below(event) {
   return columns[column] ? { column, gpu } : null;
 }
 
-// `redraw` paints anew; `goTo` shows a node in the list.
+// `redraw` paints again; `goTo` shows a node in the list.
 export function start(redraw, go) {
   canvas.addEventListener("pointermove", (event) => {
     const found = below(event);

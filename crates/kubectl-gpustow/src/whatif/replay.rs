@@ -1,5 +1,5 @@
 //! A cluster's own nodes and pods under other policies, and with more or fewer nodes: every pod that
-//! asks for GPU memory is placed anew, in the order in which kube-scheduler would take them, by the
+//! asks for GPU memory is placed again, in the order in which kube-scheduler would take them, by the
 //! ledger that the extender runs. Pods without GPU memory stay where they are. It does not know
 //! affinity between pods, topology spread, volumes, quotas, or preemption.
 
@@ -86,7 +86,7 @@ pub(super) struct Scenario {
     pub(super) allocated: Mib,
     /// What they may hold.
     pub(super) capacity: Mib,
-    /// GPUs that nobody holds anything on.
+    /// GPUs that no pod holds anything on.
     pub(super) empty: usize,
     /// The largest piece that is free on one GPU.
     pub(super) largest: Mib,
@@ -241,7 +241,7 @@ impl Inventory {
         }
     }
 
-    /// How many GPUs no pod would hold anything on, if all were placed anew.
+    /// How many GPUs no pod would hold anything on, if all were placed again.
     pub(crate) fn empty_gpus(&self, policy: PolicyKind) -> usize {
         let cards = self.place(policy).cards;
         cards.iter().filter(|card| card.held == Mib::ZERO).count()
@@ -312,7 +312,7 @@ impl Inventory {
         2 + self.members.len().max(1).ilog2() as usize
     }
 
-    /// Everything placed anew under `policy`, and how many nodes could go without making more pods
+    /// Everything placed again under `policy`, and how many nodes could go without making more pods
     /// wait. `begins` is called whenever everything is about to be placed.
     pub(super) fn replay(
         &self,

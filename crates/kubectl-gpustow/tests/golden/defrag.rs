@@ -56,7 +56,7 @@ async fn the_fewest_mib_that_make_room_are_named() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_nobody_may_make_room_for_is_named_too() -> Result<()> {
+async fn a_pod_for_which_no_pod_may_make_room_is_named_too() -> Result<()> {
     let files = Files::new("defrag-unmarked", &objects("false"))?;
     let (answer, printed) = files.ask("defrag").await?;
     same("defrag-none.txt", "defrag", &printed)?;

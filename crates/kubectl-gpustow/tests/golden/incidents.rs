@@ -223,7 +223,7 @@ async fn a_quantity_is_read_as_kubernetes_writes_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_extender_that_nobody_reaches_is_found() -> Result<()> {
+async fn an_unreachable_extender_is_found() -> Result<()> {
     let mut objects = healthy().to_vec();
     objects.extend([waiting("a", REFUSED), waiting("b", REFUSED)]);
     let files = Files::new("unreached", &objects)?;
@@ -258,7 +258,7 @@ async fn an_extender_that_nobody_reaches_is_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lease_that_nobody_renews_is_found() -> Result<()> {
+async fn a_lease_that_no_extender_renews_is_found() -> Result<()> {
     let mut objects = healthy().to_vec();
     let stale = json!({ "holderIdentity": "x", "leaseDurationSeconds": 15, "renewTime": "2026-11-21T09:55:00.000000Z" });
     objects.extend([waiting("a", ROOM), lease("gpustow-scheduler", &stale)]);
@@ -290,7 +290,7 @@ async fn a_lease_that_nobody_renews_is_found() -> Result<()> {
         lease("gpustow-extender", &gone),
         lease("gpustow-scheduler", &fresh),
     ]);
-    // Nobody waits: nobody had to ask.
+    // No pod waits: kube-scheduler had nothing to ask.
     let (answer, rows) = Files::new("quiet", &objects)?.check().await?;
     ensure!(answer == Answer::Yes && rows.is_empty(), "{rows:#?}");
     objects.push(waiting("a", ROOM));
@@ -398,7 +398,7 @@ fn exit_codes_are_as_documented() -> Result<()> {
         ("check", 1),
         ("--version", 0),
         ("--help", 0),
-        ("why ops/nobody", 2),
+        ("why ops/absent", 2),
         ("gpus nowhere", 2),
         ("fit -f /nowhere.yaml", 2),
         ("nodes --sort-by colour", 2),

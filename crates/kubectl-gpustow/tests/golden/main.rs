@@ -134,7 +134,7 @@ async fn lists_can_be_narrowed_and_ordered() -> Result<()> {
     .await?;
     golden("gpus-by-used.txt", "gpus --sort-by usedBytes", Answer::Yes).await?;
     golden("report-by-label.txt", "report --by team", Answer::Yes).await?;
-    golden("pods-none.txt", "pods -n nobody", Answer::Yes).await
+    golden("pods-none.txt", "pods -n absent", Answer::Yes).await
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Resul
 }
 
 #[tokio::test]
-async fn a_cluster_is_placed_anew() -> Result<()> {
+async fn a_cluster_is_placed_again() -> Result<()> {
     for (name, more) in [
         ("whatif.txt", "--policy=tight,binpack,spread"),
         ("whatif.json", "--output=json"),
@@ -234,7 +234,7 @@ async fn a_cluster_is_placed_anew() -> Result<()> {
         golden(name, &format!("whatif {more}"), Answer::Yes).await?;
     }
     for (change, wanted) in [
-        ("--add-nodes=2:nobody", "no GPU node nobody"),
+        ("--add-nodes=2:absent", "no GPU node absent"),
         ("--remove-nodes=9", "no GPU node would be left"),
         ("--add-nodes=many", "neither N nor N:NODE"),
     ] {
@@ -308,7 +308,7 @@ async fn a_terminal_gets_bars_and_colours() -> Result<()> {
 }
 
 #[tokio::test]
-async fn top_prints_once_where_nobody_looks() -> Result<()> {
+async fn top_prints_once_without_a_terminal() -> Result<()> {
     golden("top.txt", "top -1", Answer::Yes).await?;
     golden("top-idle.txt", "top --sort idle --filter a100", Answer::Yes).await
 }
@@ -346,8 +346,8 @@ async fn completion_is_installed_where_kubectl_looks() -> Result<()> {
 async fn what_cannot_be_answered_says_the_mend() -> Result<()> {
     for (command, text) in [
         ("gpus nowhere", "no GPU node nowhere"),
-        ("why nobody", "no pod nobody"),
-        ("why job/nobody", "no pod of job/nobody"),
+        ("why absent", "no pod absent"),
+        ("why job/absent", "no pod of job/absent"),
         (
             "nodes --sort-by colour",
             "no such column; there are NODE, MODEL",

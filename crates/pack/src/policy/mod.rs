@@ -122,7 +122,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// A policy name that nobody has.
+/// A name that no policy has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPolicy(pub String);
 

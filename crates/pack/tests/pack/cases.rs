@@ -1,4 +1,4 @@
-//! Cases that a reader can check by hand, and requests nobody should write.
+//! Cases that a reader can check by hand, and requests that no pod should have.
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request,

@@ -228,10 +228,10 @@ fn a_model_that_others_are_bound_to_costs_more() {
     let nodes = [any.clone(), scarce.clone()];
     let tight = Tight::learn(&[bound, free.clone()], nodes.iter().map(|node| (node, 1)));
     assert!(on(&any, &pod(1, 1000, 0), &tight) < on(&scarce, &pod(1, 1000, 0), &tight));
-    let nobody_bound = Tight::learn(&[free], nodes.iter().map(|node| (node, 1)));
+    let none_bound = Tight::learn(&[free], nodes.iter().map(|node| (node, 1)));
     let costs = nodes
         .each_ref()
-        .map(|node| on(node, &pod(1, 1000, 0), &nobody_bound));
+        .map(|node| on(node, &pod(1, 1000, 0), &none_bound));
     assert_eq!(costs[0], costs[1]);
 }
 

@@ -181,7 +181,7 @@ impl World {
         Ok(())
     }
 
-    /// Moves pods for those that have waited longest. Whoever is moved goes on where it was.
+    /// Moves pods for those that have waited longest. A pod that is moved goes on where it was.
     fn make_room(&mut self, moving: Moving) -> Result<()> {
         let is_past = |at: &u64| at + 60 * MINUTE <= self.now;
         while self.moved.front().is_some_and(is_past) {

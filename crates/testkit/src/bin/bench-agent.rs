@@ -275,7 +275,7 @@ async fn cost(
     Ok(())
 }
 
-/// Requests that wrote what an agent writes, by anyone: nobody else does here.
+/// Requests that wrote what an agent writes, by any client: no other does here.
 async fn writes(client: &Client) -> Result<f64> {
     let request = hyper::Request::get("/metrics").body(Vec::new())?;
     let metrics = client.request_text(request).await?;

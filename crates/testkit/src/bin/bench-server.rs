@@ -340,7 +340,7 @@ fn preemption(
     })
 }
 
-/// One call of /filter for a pod that nobody binds.
+/// One call of /filter for a pod that no scheduler binds.
 async fn filter(extender: &Extender, nodes: &[String], index: usize) -> Result<()> {
     let mib = [4_096, 8_192, 16_384, 24_576]
         .get(index % 4)

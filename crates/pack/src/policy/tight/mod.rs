@@ -31,7 +31,7 @@ const STRANDED: f64 = 0.5;
 const RESERVE: f64 = 0.2;
 
 /// A mean over so many pods is off by about this share over the root of their number: what a pod gains
-/// on a node that nobody uses counts beyond that share of the node's memory.
+/// on a node that no pod uses counts beyond that share of the node's memory.
 const UNSURE: f64 = 0.25;
 /// So much of it the first pod on a node costs in any case.
 const OPENING: f64 = 0.25;
@@ -103,7 +103,7 @@ impl Tight {
         tight
     }
 
-    /// Looks anew at what is scarce on these nodes. True if that changes any cost.
+    /// Looks again at what is scarce on these nodes. True if that changes any cost.
     pub fn look<'a>(&mut self, nodes: impl Iterator<Item = (&'a NodeGpus, u32)>) -> bool {
         let before = (self.wide.clone(), self.bound.clone());
         let (wide, bound) = (&mut self.wide, &mut self.bound);

@@ -13,7 +13,7 @@ pub(super) struct Pieces {
     /// MiB of a whole card.
     pub(super) capacity: u64,
     units_per_mib: f64,
-    /// MiB of a piece that nobody is expected to use, by size in units.
+    /// MiB of a piece that no pod is expected to use, by size in units.
     waste: Vec<f64>,
     /// The smallest piece that is worth something, in units.
     least: usize,
@@ -58,7 +58,7 @@ impl Pieces {
         unit(mib, self.units_per_mib)
     }
 
-    /// MiB of a piece that nobody is expected to use; negative if it is worth more than its size.
+    /// MiB of a piece that no pod is expected to use; negative if it is worth more than its size.
     pub(super) fn waste(&self, mib: u64) -> f64 {
         self.waste[self.unit(mib)]
     }

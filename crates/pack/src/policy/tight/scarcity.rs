@@ -151,7 +151,7 @@ impl Bound {
 /// The sets of cards that pods are bound to, on cards of these `sizes` (ascending).
 pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
     let asked: f64 = mix.iter().map(|class| class.asked(whole)).sum();
-    // A size that every card has binds nobody.
+    // A size that every card has binds no pod.
     let smallest = sizes.first().copied().unwrap_or(0);
     let size = |class: &Class| {
         let fits = sizes.iter().find(|size| **size >= class.mib.0);

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Of how many of all GPUs, in percent; one place may be more
     #[arg(long, default_value_t = Config::default().reserve_max_percent)]
     keep_percent: usize,
-    /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. Whoever is
+    /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. A pod that is
     /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
     #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = count)]
     moves: Vec<Count>,

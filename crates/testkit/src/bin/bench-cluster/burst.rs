@@ -1,5 +1,5 @@
 //! A burst on an idle queue: how many pods are created without the gate before it is on, on a full cluster and on one that fills up, and how many
-//! are ungated in vain while it drains.
+//! are ungated for nothing while it drains.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

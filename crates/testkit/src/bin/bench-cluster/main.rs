@@ -73,7 +73,7 @@ struct Args {
     /// With --queue, also the first of these numbers of pods without a queue
     #[arg(long, requires = "queue")]
     refused: bool,
-    /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated in vain while it drains
+    /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated for nothing while it drains
     #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting"])]
     burst: usize,
     /// Values of percentageOfNodesToScore to compare with gpustow, 0 for adaptive; without it the shipped one. Other
@@ -333,7 +333,7 @@ async fn run(
     let (scheduler, mut first) = match way {
         Way::Beside(waiting, _, priority) => {
             let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
-            wait_in_vain(cluster, case, waiting, priority).await?;
+            wait_unbound(cluster, case, waiting, priority).await?;
             (scheduler, Some(Instant::now()))
         }
         _ => {
@@ -391,7 +391,7 @@ async fn run(
 }
 
 /// Creates pods that fit on no card and waits until kube-scheduler has refused each.
-async fn wait_in_vain(
+async fn wait_unbound(
     cluster: &ControlPlane,
     case: &Case,
     count: usize,

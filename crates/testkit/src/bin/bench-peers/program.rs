@@ -50,7 +50,7 @@ pub(crate) struct Books {
     pub(crate) bound: usize,
     pub(crate) unbound: usize,
     pub(crate) nodes: usize,
-    /// GPUs with a pod; none where nobody chooses GPUs.
+    /// GPUs with a pod; none if no component chooses GPUs.
     pub(crate) gpus: usize,
     /// MiB that the bound pods request.
     pub(crate) mib: u64,

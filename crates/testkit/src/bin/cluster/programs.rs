@@ -45,7 +45,7 @@ impl Programs {
 
     /// A process that belongs to no pod.
     pub(crate) fn stranger(&mut self) -> Result<Process> {
-        self.process("0::/system.slice/somebody.service", STRANGER)
+        self.process("0::/system.slice/stranger.service", STRANGER)
     }
 
     /// The pod's program begins on its cards.

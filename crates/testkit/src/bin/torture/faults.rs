@@ -225,7 +225,7 @@ async fn alarm(cluster: &ControlPlane, action: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Forgets every revision but the last, so that whoever watches from an older one has to list.
+/// Forgets every revision but the last, so that a client that watches from an older one has to list.
 async fn compact(cluster: &ControlPlane) -> Result<()> {
     let status: Value = cluster
         .etcd_call("/v3/maintenance/status", &json!({}))

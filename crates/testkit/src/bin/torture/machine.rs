@@ -9,7 +9,7 @@ use gpustow_api::names;
 use gpustow_testkit::{ApiProxy, ControlPlane, Extender, ExtenderOptions, Scheduler, eventually};
 use tokio::sync::Mutex;
 
-/// For a process that was started anew while others are being tortured.
+/// For a process that was restarted while others are being tortured.
 const READY: Duration = Duration::from_secs(120);
 
 pub(crate) struct Machine {
