@@ -21,7 +21,7 @@ pub struct Config {
     /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
     /// prepare before it binds.
     pub slow_reservation_ttl: Duration,
-    /// A woken pod that has not asked after this long has woken in vain. It is woken again for the
+    /// A woken pod that has not asked after this long has woken without result. It is woken again for the
     /// same room after twice as long, then after twice that, up to five minutes.
     pub wake_again_after: Duration,
     /// How long a nominated pod that was refused keeps its room after its nomination is cleared.

@@ -43,8 +43,9 @@ impl Ledger {
         self.parts.books.evictable(node, priority)
     }
 
-    /// Whom to evict beside `victims` so that the pod fits on the node: no pod if it then fits anyway. `None` if no eviction
-    /// of pods of lower priority would do, or if that cannot be told within the budget: no pod is to be evicted for nothing.
+    /// The pods to evict beside `victims` so that the pod fits on the node: none if it then fits anyway. `None` if no
+    /// eviction of pods of lower priority would do, or if that cannot be told within the budget: no pod must be evicted
+    /// for nothing.
     ///
     /// Pods that no disruption budget protects go first, then low priority, then the youngest;
     /// those that turn out not to be needed are spared.

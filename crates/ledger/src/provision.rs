@@ -260,7 +260,7 @@ impl Sight<'_> {
     fn without_means(&self, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Request>)> {
         let pod = self.asleep(uid)?;
         let request = pod.asks.request()?.clone();
-        // A new GPU has an unknown UUID, and what shares it with whom was not counted.
+        // A new GPU has an unknown UUID, and which pods share it was not counted.
         let rules = request.rules.as_ref();
         let is_bound_to_gpus = rules.is_some_and(|rules| {
             !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()

@@ -17,7 +17,7 @@ impl Ledger {
         self.parts.scores.policy(request)
     }
 
-    /// Learns anew what pods ask for: from those known now and from nothing else, so that a
+    /// Learns again what pods ask for: from those known now and from nothing else, so that a
     /// restart loses nothing. Filter does this by itself when their number has changed by a
     /// third; call it now and then, so that a mix that changes at constant numbers is followed.
     pub fn learn(&mut self) {
@@ -68,7 +68,7 @@ impl Ledger {
 
     /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It
     /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
-    /// Of what we did and read ourselves since nobody can tell before the next list.
+    /// Of what we did and read ourselves since, the next list is the first to tell.
     pub fn reset_pods(&mut self, pods: Vec<Arc<PodFacts>>, began: u64) {
         for uid in self.parts.books.not_among(&pods, began) {
             self.delete_pod(&uid);
@@ -186,7 +186,7 @@ impl Ledger {
         self.follow(change);
     }
 
-    /// How many pods nobody could fence.
+    /// How many pods could not be fenced.
     #[must_use]
     pub fn unfenced(&self) -> usize {
         self.parts.books.unfenced()

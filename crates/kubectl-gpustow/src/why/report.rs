@@ -81,7 +81,7 @@ fn not_now(cause: Cause, why: NotNow) -> String {
         NotNow::Assumed => "the pod is being bound",
         NotNow::Nominated => "kube-scheduler nominated the pod to a node",
         NotNow::OfGang => "it makes no room for a single pod of a gang",
-        NotNow::PreemptsNobody => "the pod's preemptionPolicy is Never",
+        NotNow::NeverPreempts => "the pod's preemptionPolicy is Never",
         NotNow::HasRoom => "room is reserved for the pod by other means",
         NotNow::Unfenced => "an earlier bind of the pod may still arrive",
         NotNow::ExpectsRoom => "pods that terminate leave room for the pod",

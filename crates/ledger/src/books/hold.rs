@@ -10,7 +10,7 @@ use gpustow_pack::{Bytes, Mib, Request, Rules};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hold {
     charges: Charges,
-    /// Nobody else on its cards, whatever size they turn out to have.
+    /// No other pod on its cards, whatever size they turn out to have.
     pub(super) exclusive: bool,
     rules: Option<Arc<Rules>>,
     /// What kube-scheduler counts in the node's sum of GPU memory.
@@ -26,7 +26,7 @@ pub(crate) struct Hold {
 pub(super) enum Charges {
     /// As it says; nowhere if there is none.
     Assigned(Option<Arc<Assignment>>),
-    /// Nobody can tell: its assignment is unreadable. Charged on every card.
+    /// Unknown: its assignment is unreadable. Charged on every card.
     Everywhere(Mib),
 }
 

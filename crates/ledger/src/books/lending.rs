@@ -30,7 +30,7 @@ pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mi
 }
 
 impl Node {
-    /// Who is bound here and uses more of a card than it holds there, with what it holds and uses. Whoever
+    /// The pods that are bound here and use more of a card than they hold there, with what they hold and use. A pod that
     /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
     /// where the agent could not read all processes.
     pub(crate) fn borrowers<'s>(

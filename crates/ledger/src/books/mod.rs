@@ -73,7 +73,7 @@ pub(crate) struct Books {
     earliest: Duration,
     /// Reservations that ended because no bind came in time.
     expirations: u64,
-    /// Pods that an earlier extender may still bind, as they were when nobody could prevent it.
+    /// Pods that an earlier extender may still bind, as they were when no extender could prevent it.
     unfenced: HashMap<Uid, Arc<PodFacts>>,
     models: Models,
     /// A report that has not changed for longer says nothing.

@@ -9,7 +9,7 @@ use crate::maps::HashMap;
 
 /// More than any cluster has; those that come when so many are in use share one number.
 const MAX: usize = 1024;
-/// The same for one node, so that an agent that makes up names takes nobody else's numbers.
+/// The same for one node, so that an agent that makes up names takes no other node's numbers.
 const MAX_OF_NODE: usize = 8;
 /// Stands for all others.
 const OTHER: ModelId = ModelId(u16::MAX);
@@ -20,7 +20,7 @@ pub(crate) struct Models {
     ids: HashMap<Arc<str>, u16>,
     /// By number: the name, and how many reported cards bear it.
     names: Vec<(Arc<str>, usize)>,
-    /// Numbers that nobody uses.
+    /// Numbers that are not in use.
     free: Vec<u16>,
 }
 

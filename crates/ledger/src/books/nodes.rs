@@ -59,7 +59,7 @@ impl Books {
             change.note(Event::Node { name, gained });
         }
         self.touch(&name, &mut change);
-        self.share_anew(&name, &others, &mut change);
+        self.share_again(&name, &others, &mut change);
         match old {
             Some(old) => self.models.release(&old),
             None => self.withhold_on(&name, &mut change),
@@ -75,7 +75,7 @@ impl Books {
         let node = self.nodes.get_mut(&name);
         if let Some(models) = node.and_then(|node| node.forget_report()) {
             self.models.release(&models);
-            self.share_anew(&name, &others, &mut change);
+            self.share_again(&name, &others, &mut change);
             self.touch(&name, &mut change);
         }
         change

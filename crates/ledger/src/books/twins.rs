@@ -105,7 +105,7 @@ impl Books {
     }
 
     /// The node shares other cards than before, with nodes of which these are all, before and after.
-    pub(super) fn share_anew(
+    pub(super) fn share_again(
         &mut self,
         name: &Arc<str>,
         others: &BTreeSet<Arc<str>>,

@@ -1,9 +1,9 @@
-//! Pods for which an earlier extender's Binding may still arrive, because nobody could move their
+//! Pods for which an earlier extender's Binding may still arrive, because no extender could move their
 //! resourceVersion.
 //!
 //! Where such a Binding would land, only its sender knew; but it kept to its books, and of those every
 //! pod that is bound was a part. So it lands where its pod fits beside the pods that are bound when the
-//! next extender takes over, or nowhere. There its memory is held for nobody, until the pod changes,
+//! next extender takes over, or nowhere. There its memory is held for no pod, until the pod changes,
 //! is bound or is gone. Until then the pod is refused: it could land twice as far as anybody knows.
 
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
 }
 
 impl Books {
-    /// Nobody could fence these pods, as they are here, when the epoch began; what an earlier epoch
+    /// These pods, as they are here, could not be fenced when the epoch began; what an earlier epoch
     /// withheld is given back.
     pub(crate) fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) -> Change {
         let mut change = Change::default();
@@ -105,7 +105,7 @@ impl Books {
         self.touch(name, change);
     }
 
-    /// This copy of a pod is known now: unless it is the one that nobody could fence, no earlier Binding
+    /// This copy of a pod is known now: unless it is the one that could not be fenced, no earlier Binding
     /// of the pod can succeed.
     pub(super) fn fenced_by(&mut self, pod: &PodFacts, change: &mut Change) {
         let same = |then: &Arc<PodFacts>| then.resource_version == pod.resource_version;
@@ -125,12 +125,12 @@ impl Books {
         nodes.iter().for_each(|name| self.touch(name, change));
     }
 
-    /// Is it one that nobody could fence?
+    /// Is it one that could not be fenced?
     pub(crate) fn is_unfenced(&self, uid: &str) -> bool {
         self.unfenced.contains_key(uid)
     }
 
-    /// How many pods nobody could fence.
+    /// How many pods could not be fenced.
     pub(crate) fn unfenced(&self) -> usize {
         self.unfenced.len()
     }

@@ -169,7 +169,7 @@ pub enum NotNow {
     /// Room for one pod of a gang is of no use: the gang is looked at as a whole.
     OfGang,
     /// Its `preemptionPolicy` is `Never`.
-    PreemptsNobody,
+    NeverPreempts,
     /// Another means has reserved room for it.
     HasRoom,
     /// Its last bind may still arrive.
@@ -218,7 +218,7 @@ impl Known<'_> {
             () if self.books.assumed(&pod.uid).is_some() => NotNow::Assumed,
             () if self.earmarks.is_nominated(pod) => NotNow::Nominated,
             () if of_gang() => NotNow::OfGang,
-            () if means == Cause::Preempt && !pod.preempts => NotNow::PreemptsNobody,
+            () if means == Cause::Preempt && !pod.preempts => NotNow::NeverPreempts,
             () if has_room() => NotNow::HasRoom,
             () if self.books.is_unfenced(&pod.uid) => NotNow::Unfenced,
             () if means != Cause::Reserve && self.expects_room(pod) => NotNow::ExpectsRoom,

@@ -3,7 +3,7 @@
 //! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
 //! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
 //! its filter call or a deadline ([`crate::Cause::Ungated`]). Here is which pods are queued at all, and which are let
-//! through without room: whoever would wait in vain, and a few that may preempt.
+//! through without room: a pod that would wait for nothing, and a few that may preempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};

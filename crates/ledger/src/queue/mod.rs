@@ -145,7 +145,7 @@ impl Queue {
                 }
                 self.wait(pod, books);
             }
-            // Whoever was let out without room is asked about before long.
+            // kube-scheduler asks soon about a pod that was let out without room.
             Some(_) if was_queued && !self.waiting.has_offer(uid) => self.waiting.remove(uid),
             // It may ask for something else now.
             Some(pod) if self.waiting.contains(uid) => self.wait(pod, books),

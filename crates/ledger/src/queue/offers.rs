@@ -47,7 +47,7 @@ pub(super) enum End {
     Useless,
 }
 
-/// Bounds wake-ups in vain; those that lead to a reservation pay for themselves.
+/// Bounds wake-ups without result; those that lead to a reservation pay for themselves.
 #[derive(Debug)]
 struct Credit {
     left: u32,
@@ -64,7 +64,7 @@ impl Default for Credit {
 }
 
 impl Offers {
-    /// Nobody waits any more.
+    /// No pod waits any more.
     pub(super) fn clear(&mut self) {
         let credit = std::mem::take(&mut self.credit);
         *self = Self {

@@ -3,9 +3,9 @@
 //!
 //! Pods with equal requests and equal constraints are of one *kind*: by memory, CPU and labels a
 //! node takes all of them or none, unless a nomination keeps room there. Whatever else
-//! kube-scheduler's own filters know is learnt from wake-ups in vain: such a pod is *barred* from the
+//! kube-scheduler's own filters know is learnt from wake-ups without result: such a pod is *barred* from the
 //! node until one of the two changes or its pause is over, and stands behind all pods with fewer
-//! wake-ups in vain.
+//! wake-ups without result.
 
 mod offering;
 
@@ -77,7 +77,7 @@ struct Wait {
     unshown: u32,
 }
 
-/// A pod woke for room on a node in vain when so many changes had been seen.
+/// A pod woke without result for room on a node when so many changes had been seen.
 #[derive(Debug)]
 struct Bar {
     node: Arc<str>,
@@ -276,7 +276,7 @@ impl Waiting {
         }
     }
 
-    /// A node has changed in a way that other filters than ours may heed: nobody is barred from it.
+    /// A node has changed in a way that other filters than ours may heed: no pod is barred from it.
     pub(crate) fn opened(&mut self, node: &Arc<str>) {
         if !self.pods.is_empty() {
             self.changes += 1;

@@ -79,7 +79,7 @@ impl Make {
 }
 
 impl Scores {
-    /// Learns anew what pods ask for: from those known now and from nothing else.
+    /// Learns again what pods ask for: from those known now and from nothing else.
     pub(crate) fn learn(&mut self, books: &Books) {
         let makes = makes(books);
         let cards = || makes.iter().flat_map(|make| &make.cards);

@@ -1,6 +1,6 @@
 //! What nodes cost for requests: what filter remembers of that, and what policies have learnt.
 //!
-//! All of it follows from the books and could be computed anew from them at any time. It does not know
+//! All of it follows from the books and could be computed from them at any time. It does not know
 //! pods' names, reservations or who waits.
 
 mod answers;

@@ -62,7 +62,7 @@ impl Wakes {
         }
     }
 
-    /// The node that gained room first, unless that helps nobody.
+    /// The node that gained room first, unless that helps no pod.
     fn next_offering(&mut self, parts: &mut Parts, work: &mut usize) -> Option<Offering> {
         while *work > 0 {
             let node = parts.queue.waiting_mut().offers().next()?;
@@ -234,7 +234,7 @@ impl Wakes {
         (!gated.is_empty()).then_some(Answer::Together(gated))
     }
 
-    /// Would the pod fit if nobody else came for the room that is offered?
+    /// Would the pod fit if no other pod came for the room that is offered?
     fn fits_alone(&mut self, parts: &mut Parts, name: &str, pod: &PodFacts) -> bool {
         parts.queue.waiting_mut().set_extra(Some(&pod.uid));
         let fits = parts.sight().choose(name, pod).is_ok();
@@ -257,7 +257,7 @@ impl Wakes {
 }
 
 impl Known<'_> {
-    /// A node's room less what is offered there; `None` if nobody may go there.
+    /// A node's room less what is offered there; `None` if no pod may go there.
     pub(super) fn unoffered(&self, name: &str) -> Option<Left> {
         self.check(name).ok()?;
         let mut trial = self.trial().keeping_nothing();

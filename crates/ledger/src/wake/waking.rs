@@ -4,7 +4,7 @@
 //! the pods that would fit should be, in the order in which the scheduler would take them.
 //!
 //! Nodes that gained room are offered one after the other: to the pods that fit there together, and
-//! if nobody comes, to twice as many in each further round, so that pods that something else keeps
+//! if no pod comes, to twice as many in each further round, so that pods that something else keeps
 //! off the node do not keep the room from others for long. What one call may cost is bounded; the
 //! next goes on where it stopped.
 
@@ -72,7 +72,7 @@ impl Wakes {
     }
 
     /// Before a pod is given room that was not queued, or has none reserved: queued pods are offered what
-    /// came free since the last look. `wake` names whom it is for.
+    /// came free since the last look. `wake` names the pods that it is for.
     pub(crate) fn look_at_queued(&mut self, parts: &mut Parts) {
         let mut ungated = Vec::new();
         self.offer(parts, AHEAD, WORK / 4, &mut ungated);
@@ -106,7 +106,7 @@ impl Wakes {
     }
 
     /// What was found for queued pods may have gone to others before them: there may be more. False if no pod is
-    /// left for whom to look.
+    /// left to look for.
     fn look_on(&mut self, parts: &mut Parts) -> bool {
         let mut any = false;
         for kind in std::mem::take(&mut self.found) {
@@ -129,7 +129,7 @@ impl Wakes {
         again
     }
 
-    /// Finds room that was there before somebody waited for it, or that nobody came for.
+    /// Finds room that was there before a pod waited for it, or that no pod came for.
     fn look_everywhere(&mut self, parts: &mut Parts, work: &mut usize) {
         let interval = parts.config.wake_again_after;
         // Half of it is for room that has just appeared.

@@ -21,7 +21,7 @@ pub(crate) trait Act {
     fn reclaims(&self, now: Duration) -> Vec<Reserved>;
     fn reservations(&self) -> Vec<Reserved>;
     fn reservation(&self, uid: &str) -> Option<Reserved>;
-    /// Who is evicted, for whom.
+    /// Which pods are evicted, and for which pod.
     fn preemptions(&self, now: Duration) -> Vec<Reserved>;
     fn shortages(&self, now: Duration) -> Vec<Shortage>;
 }

@@ -37,7 +37,7 @@ fn a_second_bind_keeps_the_memory_of_the_first() {
 }
 
 #[test]
-fn a_bound_pod_is_held_whoever_says_so_first() {
+fn a_bound_pod_is_held_whichever_source_says_so_first() {
     let mut ledger = ledger(&[("a", &[100])]);
     for watch_first in [true, false] {
         let p = pod("p", 60);
@@ -152,7 +152,7 @@ fn a_pod_that_finds_its_node_full_at_its_bind_is_soon_sent_to_one_node_alone() {
     for _ in 0..2 {
         let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;
         assert_eq!(nodes.len(), 2);
-        // Its own preferences led it where somebody else was faster.
+        // Its own preferences led it where another pod was faster.
         let full = ledger.begin_bind(cooperative.pod, "c", at(0));
         assert!(matches!(full, Err(BindRefusal::NoFit { .. })));
     }

@@ -207,14 +207,14 @@ fn a_card_that_goes_shrinks_or_comes_back_takes_its_pods_along() {
 }
 
 #[test]
-fn nobody_joins_an_exclusive_pod_whose_card_grew() {
+fn no_pod_joins_an_exclusive_pod_whose_card_grew() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(exclusive(bound("alone", "a", "a-0", 100)));
     ledger.apply_gpunode("a", report(&[card("a-0", 150)]), at(1));
     assert!(choose(&mut ledger, &pod("p", 20), &["a"], at(1)).is_empty());
 }
 
-/// Whoever may write the pod's annotations may write this one; only what the extender assigned counts.
+/// A user that may write the pod's annotations may write this one; only what the extender assigned counts.
 #[test]
 fn what_a_running_pod_says_of_itself_later_takes_no_card() {
     let mut ledger = ledger(&[("a", &[100])]);

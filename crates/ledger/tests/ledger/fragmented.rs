@@ -62,7 +62,7 @@ pub(crate) fn fragmented() -> Ledger {
 }
 
 #[test]
-fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
+fn the_lower_one_ends_and_no_pod_before_kube_scheduler_had_its_chance() {
     let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 3), ["p"]);
     assert_eq!(victims(&ledger, "p", 3), ["x"]);
@@ -71,7 +71,7 @@ fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
     ledger.apply_pod(leaving(holder("x", "a-0", 40, 1, 5)));
     assert!(ledger.fragmented(at(5)).is_empty());
     assert!(victims(&ledger, "p", 5).is_empty());
-    // Nobody of the same or lower priority gets the room, and the pod does.
+    // No pod of the same or lower priority gets the room, and the pod does.
     ledger.delete_pod("x");
     let late = waits("late", 80);
     assert!(choose(&mut ledger, &late, &["a"], at(6)).is_empty());
@@ -125,11 +125,11 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
 #[test]
 fn what_kube_schedulers_own_preemption_answers_is_left_to_it() {
     let mut ledger = fragmented();
-    // On b the sum is short, and kube-scheduler knows whom to evict.
+    // On b the sum is short, and kube-scheduler knows which pods to evict.
     joins(&mut ledger, "b", &[100]);
     ledger.apply_pod(holder("z", "b-0", 90, 5, 0));
     assert!(due(&mut ledger, 3).is_empty());
-    // A holder whom it may not evict changes that.
+    // A holder that it may not evict changes that.
     ledger.apply_pod(holder("z", "b-0", 90, 10, 0));
     assert_eq!(named(&ledger.fragmented(at(4))), ["p"]);
 }
@@ -174,7 +174,7 @@ fn of_equal_pods_the_one_that_started_last_ends() {
 }
 
 #[test]
-fn two_pods_and_one_card_one_gets_it_and_nobody_ends_for_the_other() {
+fn two_pods_and_one_card_one_gets_it_and_no_pod_ends_for_the_other() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 40, 1, 5));
     ledger.apply_pod(holder("firm", "a-1", 40, 10, 0));
@@ -270,7 +270,7 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
 }
 
 #[test]
-fn nobody_ends_by_a_stale_report() {
+fn no_pod_ends_by_a_stale_report() {
     let mut ledger = fragmented();
     assert!(due(&mut ledger, 1000).is_empty());
     assert!(victims(&ledger, "p", 1000).is_empty());
@@ -281,7 +281,7 @@ fn nobody_ends_by_a_stale_report() {
 }
 
 #[test]
-fn the_report_of_a_node_that_is_gone_is_no_room_and_nobody_ends_there() {
+fn the_report_of_a_node_that_is_gone_is_no_room_and_no_pod_ends_there() {
     let mut ledger = fragmented();
     offer_all(&mut ledger, at(0));
     ledger.apply_gpunode("gone", report(&[card("gone-0", 100)]), at(0));
@@ -316,7 +316,7 @@ fn a_successor_goes_on_where_room_was_kept() {
 }
 
 #[test]
-fn whoever_asks_for_several_cards_gets_them_on_one_node() {
+fn a_pod_that_asks_for_several_cards_gets_them_on_one_node() {
     let mut ledger = ledger(&[("a", &[100, 100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 40, 1, 5));
     ledger.apply_pod(holder("y", "a-1", 40, 2, 5));
@@ -380,7 +380,7 @@ fn the_chosen_suffice_all_are_needed_and_no_set_has_a_lower_highest_priority() {
     assert!(preempted > 200, "only {preempted} worlds had anybody end");
 }
 
-/// One world. True if somebody ends there.
+/// One world. True if a pod ends there.
 fn against_every_set(random: &mut Random) -> bool {
     let mut ledger = ledger(&[("a", &[100, 100]), ("b", &[100, 100])]);
     let cards = ["a-0", "a-1", "b-0", "b-1"];
@@ -422,7 +422,7 @@ fn against_every_set(random: &mut Random) -> bool {
     let ours = lower.iter().copied().filter(|it| !short(it.0 / 2));
     let ours: Vec<&Held> = ours.collect();
     if room(&[]) || helps(0) || helps(1) || !room(&ours) {
-        assert!(chosen.is_empty(), "nobody is to end: {chosen:?}");
+        assert!(chosen.is_empty(), "no pod must end: {chosen:?}");
         return false;
     }
     assert!(room(&chosen), "too few: {chosen:?} of {taken:?}");

@@ -11,15 +11,15 @@ use crate::act::Act as _;
 use crate::build::{at, card, choose, holder, node, placed_by, report, waits};
 use crate::gang_victims::{in_group, ledger, pod_group, preemptions, set};
 
-/// Looks for some seconds; who finishes then, and for whom.
+/// Looks for some seconds; which pods finish then, and for which pod.
 fn looks(ledger: &mut Ledger, seconds: std::ops::Range<u64>) -> Vec<(String, String)> {
     for second in seconds {
         ledger.fragmented(at(second));
         let all = preemptions(ledger, second).into_iter();
         let each = all.flat_map(|it| {
-            let whom = it.pod.uid.to_string();
+            let waits = it.pod.uid.to_string();
             let victims = it.victims.into_iter();
-            victims.map(move |victim| (victim.uid.to_string(), whom.clone()))
+            victims.map(move |victim| (victim.uid.to_string(), waits.clone()))
         });
         let each: Vec<_> = each.collect();
         if !each.is_empty() {

@@ -54,7 +54,7 @@ fn gang(ledger: &mut Ledger, min_count: usize, sizes: &[u64]) -> Vec<PodFacts> {
     pods
 }
 
-/// Whom the ledger names at the third second, once it has decided. No two of the protected may finish.
+/// The pods that the ledger names at the third second, once it has decided. No two of the protected may finish.
 fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<String> {
     offer_all(ledger, at(0));
     protect(ledger, protected, most);

@@ -111,7 +111,7 @@ fn a_reservation_ends_with_a_list_that_began_later_and_lacks_the_pod() {
 }
 
 #[test]
-fn a_reservation_ends_when_the_scheduler_says_anew_that_it_gave_the_pod_up() {
+fn a_reservation_ends_when_the_scheduler_says_again_that_it_gave_the_pod_up() {
     let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
     ledger.apply_pod(refused("p", 1));
     assert_eq!(
@@ -151,7 +151,7 @@ fn a_bind_that_no_watch_confirms_is_to_be_read_again() {
 }
 
 #[test]
-fn what_a_pod_asks_for_at_its_bind_is_fitted_anew() {
+fn what_a_pod_asks_for_at_its_bind_is_fitted_again() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(bound("other", "a", "a-0", 10));
     let p = pod("p", 60);

@@ -62,7 +62,7 @@ fn a_pod_of_several_gpus_and_one_of_whole_ones_get_room_too() {
 }
 
 #[test]
-fn nobody_moves_who_may_not_or_need_not() {
+fn no_pod_moves_that_may_not_or_need_not() {
     let unmarked = |pod: PodFacts| PodFacts {
         evictable: None,
         ..pod
@@ -81,7 +81,7 @@ fn nobody_moves_who_may_not_or_need_not() {
         let waits = fragmented().waits_for_fragmented(&Arc::new(pod), at(0));
         assert!(!waits, "{mib}");
     }
-    // Somebody of higher priority stays, whoever leaves makes room, and so does preemption.
+    // A pod of higher priority stays, a pod that leaves makes room, and so does preemption.
     let mut ledger = fragmented();
     for (uid, card, mib) in [("x", "a-0", 40), ("y", "b-0", 30)] {
         let priority = 5;

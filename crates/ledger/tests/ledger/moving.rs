@@ -101,7 +101,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
     assert_eq!(moving(&mut ledger, 7), on("b", &["y"]));
-    // One at a time, and nobody gets what is kept: 60 of a-0 for p's 80 are none of it, 30 for y's successor are.
+    // One at a time, and no other pod gets what is kept: 60 of a-0 for p's 80 are none of it, 30 for y's successor are.
     assert!(ledger.defragment(5, at(60)).is_none());
     assert!(
         choose(
@@ -143,7 +143,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
 }
 
 #[test]
-fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
+fn no_pod_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
     let mut off = Ledger::new(Config::default());
     off.apply_pod(waiting(0, pod("p", 80)));
     assert!(off.defragment(5, at(60)).is_none());
@@ -177,7 +177,7 @@ fn room_is_given_up_in_time_and_not_tried_there_again() {
     let late = choose(&mut ledger, &waiting(0, pod("late", 60)), &["a"], at(over));
     assert_eq!(late, ["a"]);
     ledger.delete_pod("late");
-    // Nobody moves for it elsewhere before a pause.
+    // No pod moves for it elsewhere before a pause.
     assert!(!decide(&mut ledger, &[], 1, over));
     let later = over + 67;
     assert!(decide(&mut ledger, &[], 1, later));

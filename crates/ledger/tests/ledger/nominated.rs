@@ -205,7 +205,7 @@ fn an_older_equal_does_not_hide_the_pod_with_the_claim() {
     assert_eq!(woken(&mut ledger, 1), ["first"]);
 }
 
-/// A ledger with room on a for 80 that nobody was told of, and these pods asleep since before it.
+/// A ledger with room on a for 80 that no pod was told of, and these pods asleep since before it.
 fn asleep(pods: &[PodFacts]) -> Ledger {
     let mut ledger = ledger(&[("a", &[100]), ("full", &[10])]);
     for pod in pods {
@@ -217,7 +217,7 @@ fn asleep(pods: &[PodFacts]) -> Ledger {
     ledger
 }
 
-/// Who is woken by looks at every node in these seconds, where nobody comes.
+/// The pods that looks at every node wake in these seconds, if no pod comes.
 fn woken_within(ledger: &mut Ledger, seconds: RangeInclusive<u64>) -> Vec<String> {
     let mut all: Vec<String> = seconds.flat_map(|second| woken(ledger, second)).collect();
     all.sort_unstable();
@@ -237,7 +237,7 @@ fn a_look_for_an_equal_finds_the_room_that_is_kept_for_the_nominated_one() {
 
 #[test]
 fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
-    // All but the nominated one ask for as much; the high one stands last, since it woke in vain.
+    // All but the nominated one ask for as much; the high one stands last, since it woke without result.
     let low = PodFacts {
         created: -1,
         ..with_priority("low", 80, 0)

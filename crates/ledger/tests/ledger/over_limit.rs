@@ -1,4 +1,4 @@
-//! Pods that use more of a card than their limit, on a card where nobody else wants it.
+//! Pods that use more of a card than their limit, on a card that no other pod wants.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ fn a_pod_gives_back_what_it_has_used_beyond_its_limit_for_a_minute_of_reports() 
 }
 
 #[test]
-fn it_begins_anew_after_a_report_that_says_otherwise_and_after_a_silence() {
+fn it_begins_again_after_a_report_that_says_otherwise_and_after_a_silence() {
     let mut ledger = with(may_use(50));
     for (mib, second) in [(60, 0), (50, 30), (60, 31), (60, 90)] {
         uses(&mut ledger, mib, second);
@@ -103,7 +103,7 @@ fn a_pod_that_sets_no_limit_has_its_request_as_limit_and_one_may_use_the_whole_c
 }
 
 #[test]
-fn nobody_is_asked_whose_limit_is_somebody_elses_or_nobodys_business_or_cannot_be_read() {
+fn no_pod_is_asked_whose_limit_is_held_elsewhere_or_not_at_all_or_cannot_be_read() {
     let seen_to_by = |enforce| PodFacts {
         enforce,
         ..may_use(50)
@@ -142,7 +142,7 @@ fn nobody_is_asked_whose_limit_is_somebody_elses_or_nobodys_business_or_cannot_b
 }
 
 #[test]
-fn nobody_is_asked_by_a_card_that_failed_nor_one_that_ends_nor_where_it_is_off() {
+fn no_pod_is_asked_by_a_card_that_failed_nor_one_that_ends_nor_where_it_is_off() {
     let mut ledger = with(may_use(50));
     uses(&mut ledger, 60, 0);
     says(&mut ledger, 60, 60, |gpu| gpu.healthy = false);

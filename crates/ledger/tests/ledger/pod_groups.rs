@@ -1,4 +1,4 @@
-//! Gangs of Kubernetes' own PodGroups: all of a gang gets its room, or nobody is kept from any.
+//! Gangs of Kubernetes' own PodGroups: all of a gang gets its room, or no pod is kept from any.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Whom to evict.
+//! Which pods to evict.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn chosen(victims: Option<Victims>) -> Option<(Vec<String>, i64)> {
 }
 
 #[test]
-fn nobody_else_goes_if_the_given_victims_suffice() {
+fn no_other_pod_goes_if_the_given_victims_suffice() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
     ledger.apply_pod(holder("y", "a-0", 50, 0, 0));
@@ -59,7 +59,7 @@ fn preempt_offers_no_node_where_a_victim_should_be_gone_by_now() {
 }
 
 #[test]
-fn others_are_added_on_the_card_where_they_help_and_nobody_needless() {
+fn others_are_added_on_the_card_where_they_help_and_none_needlessly() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 60, 0, 0));
     ledger.apply_pod(holder("useless", "a-1", 10, 0, 5));
@@ -107,7 +107,7 @@ fn equals_and_those_that_leave_already_are_not_evicted() {
 }
 
 #[test]
-fn a_request_larger_than_any_card_evicts_nobody() {
+fn a_request_larger_than_any_card_evicts_no_pod() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
     assert_eq!(preempt(&mut ledger, 101, &["x"], &[]), None);
@@ -118,7 +118,7 @@ fn a_request_larger_than_any_card_evicts_nobody() {
 }
 
 #[test]
-fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it() {
+fn a_given_victim_that_helps_no_pod_is_spared_if_the_sums_suffice_without_it() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
     ledger.apply_pod(holder("firm", "a-0", 50, 10, 0));
@@ -158,7 +158,7 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
 
 /// What a call may spend on searches is spent: a node that it cannot judge is not offered.
 #[test]
-fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
+fn no_pod_is_evicted_if_the_call_cannot_afford_to_look() {
     let mut sparing = Ledger::new(Config {
         search_steps: 1,
         ..Config::default()
@@ -185,7 +185,7 @@ fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
     // One search, to its end, is what it may spend.
     assert_eq!(offered("a", &["xa".into()]), Some(Victims::default()));
     assert_eq!(offered("b", &["xb".into()]), None);
-    // Another call has its own; but nobody is added whose eviction it cannot judge.
+    // Another call has its own; but no pod is added whose eviction it cannot judge.
     let mut budget = sparing.budget();
     assert_eq!(sparing.preempt(&p, "b", &[], &mut budget, at(0)), None);
     // A pod on one card takes no search.

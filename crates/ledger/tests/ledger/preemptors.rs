@@ -69,7 +69,7 @@ fn stalled_are_no_pods_that_this_replica_chose_to_ungate_when_it_led() {
 fn look_for_preemptors_costs_no_more_on_1000_nodes_than_on_100() {
     for nodes in [100, 1000] {
         let mut ledger = full(nodes);
-        // On every node a pod of higher priority holds 40: whoever is evicted, no pod of 100 fits.
+        // On every node a pod of higher priority holds 40: whichever pod is evicted, no pod of 100 fits.
         for index in 0..nodes {
             let (name, gpu) = (format!("n{index}"), format!("n{index}-0"));
             ledger.apply_pod(PodFacts {

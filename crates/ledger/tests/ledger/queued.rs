@@ -148,7 +148,7 @@ fn pod_beside_the_queue_gets_no_room_that_one_before_it_would_take() {
 }
 
 #[test]
-fn a_pod_that_was_let_out_by_somebody_else_gets_none_either() {
+fn a_pod_that_was_let_out_by_another_client_gets_none_either() {
     let mut ledger = full(100);
     let second = PodFacts {
         created: 1,

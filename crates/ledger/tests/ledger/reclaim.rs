@@ -43,7 +43,7 @@ pub(crate) fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts { priority, ..pod }
 }
 
-/// Whom the ledger would have give memory back: (for whom, victim, what it uses beyond its request).
+/// The pods that the ledger would have give memory back: (for which pod, victim, what it uses beyond its request).
 pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
     let backs = ledger.reclaims(at(second));
     let each = backs.iter().flat_map(|back| {
@@ -55,8 +55,8 @@ pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)
     each.collect()
 }
 
-pub(crate) fn is(whom: &str, victim: &str, excess: u64) -> (String, String, u64) {
-    (whom.to_owned(), victim.to_owned(), excess)
+pub(crate) fn is(waits: &str, victim: &str, excess: u64) -> (String, String, u64) {
+    (waits.to_owned(), victim.to_owned(), excess)
 }
 
 /// `uid` asks on node `a` and is refused.
@@ -179,8 +179,8 @@ fn of_two_who_borrow_as_much_the_one_that_has_been_idle_longest_gives_back() {
 }
 
 #[test]
-fn whoever_holds_nothing_there_and_whoever_is_not_seen_is_no_victim() {
-    // One holds the other card, one is unknown, strangers are nobody.
+fn a_pod_that_holds_nothing_there_or_is_not_seen_is_no_victim() {
+    // One holds the other card, one is unknown, strangers are no pods.
     let mut ledger = lent(&[("a", &[&[used("elsewhere", 60), used("unknown", 20)], &[]])]);
     ledger.apply_pod(bound("elsewhere", "a", "a-1", 95));
     refused(&mut ledger, &pod("p", 50), 0);
@@ -189,7 +189,7 @@ fn whoever_holds_nothing_there_and_whoever_is_not_seen_is_no_victim() {
 }
 
 #[test]
-fn nobody_is_asked_by_a_stale_report() {
+fn no_pod_is_asked_by_a_stale_report() {
     let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     refused(&mut ledger, &pod("p", 60), 170);
@@ -200,7 +200,7 @@ fn nobody_is_asked_by_a_stale_report() {
 }
 
 #[test]
-fn nobody_is_asked_where_the_agent_cannot_tell_whose_processes_they_are() {
+fn no_pod_is_asked_if_the_agent_cannot_tell_whose_processes_they_are() {
     let mut ledger = lent(&[("a", &[&[]])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     let mut greedy = card("a-0", CARD);
@@ -319,7 +319,7 @@ fn reclaim_leaves_preemption_fifteen_seconds_before_it_tries_another_gpu() {
 }
 
 #[test]
-fn preempt_has_its_turn_after_a_reclaim_in_vain() {
+fn preempt_has_its_turn_after_a_reclaim_without_result() {
     // No GPU has 40 free, all together have 64.
     let all: &[&[PodUse]] = &[&[used("one", 80)], &[used("two", 81)], &[used("firm", 75)]];
     let config = Config {
@@ -388,7 +388,7 @@ fn reclaim_spares_a_pod_while_as_much_comes_of_another_that_is_gone() {
 }
 
 #[test]
-fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
+fn a_successor_goes_on_with_the_pods_and_nodes_of_its_predecessor() {
     let mut ledger = lent(&[
         ("a", &[&[used("one", 90)]]),
         ("b", &[&[used("two", 60), used("three", 35)]]),

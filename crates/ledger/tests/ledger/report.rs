@@ -58,7 +58,7 @@ fn plan(node: &str, pods: &[&str]) -> Pursuit {
 }
 
 #[test]
-fn report_names_whom_each_means_would_have_leave() {
+fn report_names_the_pods_that_each_means_would_have_leave() {
     let mut ledger = cluster(all_on());
     ledger.apply_pod(waits("p", 80));
     let told = |means| told(&ledger, waits("p", 80), means, 0);
@@ -68,7 +68,7 @@ fn report_names_whom_each_means_would_have_leave() {
 }
 
 #[test]
-fn report_names_whom_defragment_would_have_leave_for_a_pod_of_equal_priority() {
+fn report_names_the_pods_that_defragment_would_have_leave_for_a_pod_of_equal_priority() {
     let mut ledger = cluster(Config {
         defragment: true,
         ..Config::default()
@@ -106,7 +106,7 @@ fn report_says_why_a_means_does_not_act_for_the_pod() {
                 ..waits("p", 80)
             },
             Cause::Preempt,
-            NotNow::PreemptsNobody,
+            NotNow::NeverPreempts,
         ),
         (
             PodFacts {

@@ -101,7 +101,7 @@ fn a_reservation_is_bound_though_the_report_went_stale_meanwhile() {
 }
 
 #[test]
-fn an_unhealthy_card_takes_nobody() {
+fn an_unhealthy_card_takes_no_pod() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 10);
     choose(&mut ledger, &p, &["a"], at(0));
@@ -123,7 +123,7 @@ fn who_must_be_limited_goes_where_limits_hold_and_nowhere_else() {
     let refused = |ledger: &mut Ledger| ledger.filter(&ask(&p), &["a"], at(1)).refused;
     let no_limit = [("a", Reason::Fit(Refusal::NoLimit))];
     assert_eq!(refused(&mut ledger), no_limit);
-    for word in ["Toolkit", "NobodyKnowsYet"] {
+    for word in ["Toolkit", "NotKnownYet"] {
         let unable = Gpu {
             memory_limit: Some(word.into()),
             ..card("a-0", 100)
@@ -201,11 +201,11 @@ fn what_is_seen_elsewhere_than_assigned_is_counted() {
     ledger.apply_gpunode("a", report(&[first, card("a-1", 100)]), at(1));
     // The one that strays is not where it should be, either.
     assert_eq!(mismatches(&ledger, 1), [2, 1, 1]);
-    assert_eq!(mismatches(&ledger, 182), [0, 0, 0], "nobody reports");
+    assert_eq!(mismatches(&ledger, 182), [0, 0, 0], "no agent reports");
 }
 
 #[test]
-fn cards_that_pods_hold_and_nobody_reports_are_counted() {
+fn cards_that_pods_hold_and_no_agent_reports_are_counted() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(bound("one", "a", "a-7", 10));
     ledger.apply_pod(bound("two", "a", "a-7", 10));

@@ -86,7 +86,7 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     assert_eq!(reservations(&ledger), [is("large", "a")]);
     let victims = ledger.reservation("large").map(|place| place.victims.len());
     assert_eq!(victims, Some(2));
-    // Neither what is free now nor what comes free goes to whoever came later.
+    // Neither what is free now nor what comes free goes to a pod that came later.
     let late = pod("late", 40);
     assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Reserved]);
     assert_eq!(ledger.explain(&late, "a", at(AFTER)), Err(Reason::Reserved));
@@ -247,7 +247,7 @@ fn a_place_ends_with_its_pod_and_with_its_node() {
 }
 
 #[test]
-fn nobody_gets_a_place_who_can_never_fit_or_who_fits() {
+fn no_pod_gets_a_place_that_can_never_fit_or_that_fits() {
     let mut ledger = keeping(&[("a", 1)], Config::default());
     ledger.apply_pod(bound("one", "a", "a-0", 60));
     waits(&mut ledger, pod("large", 101), &["a"], 0);

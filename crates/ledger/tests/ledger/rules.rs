@@ -125,7 +125,7 @@ fn pods_of_an_affinity_group_share_their_gpu() {
         ),
         "{full:?}"
     );
-    // Once nobody of the group is left, any GPU will do.
+    // Once no pod of the group is left, any GPU will do.
     ledger.delete_pod("1");
     ledger.delete_pod("2");
     assert!(put(&mut ledger, &together("3", 100)).is_ok());

@@ -34,11 +34,11 @@ fn says(ledger: &mut Ledger, second: u64, change: impl FnOnce(&mut Gpu)) {
     ledger.apply_gpunode("a", status, at(second));
 }
 
-/// What is short: who is harmed, nobody where it is the headroom; what is missing; who is to give back.
+/// What is short: which pod is harmed, none if it is the headroom; what is missing; which pods must give back.
 fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)> {
     let short = ledger.shortages(at(second));
     let each = short.iter().map(|short| {
-        let whom = match &short.harm {
+        let harmed = match &short.harm {
             Purpose::Pod(pod) => Some(pod.uid.to_string()),
             Purpose::Headroom(headroom) => {
                 assert_eq!(headroom.0, 10);
@@ -48,14 +48,14 @@ fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)
         };
         let victims = short.victims.iter();
         let victims = victims.map(|victim| victim.pod.uid.to_string());
-        (whom, short.missing.0, victims.collect())
+        (harmed, short.missing.0, victims.collect())
     });
     each.collect()
 }
 
-fn is(whom: Option<&str>, missing: u64, victims: &[&str]) -> (Option<String>, u64, Vec<String>) {
+fn is(harmed: Option<&str>, missing: u64, victims: &[&str]) -> (Option<String>, u64, Vec<String>) {
     let victims = victims.iter().map(|uid| (*uid).to_owned());
-    (whom.map(str::to_owned), missing, victims.collect())
+    (harmed.map(str::to_owned), missing, victims.collect())
 }
 
 /// `greedy` holds 30, `quiet` 40.
@@ -67,7 +67,7 @@ fn two(pods: &[PodUse]) -> Ledger {
 }
 
 #[test]
-fn who_borrows_gives_back_what_a_neighbour_lacks_to_its_request_and_nobody_else_does() {
+fn a_borrower_gives_back_what_a_neighbour_lacks_to_its_request_and_no_other_pod_does() {
     let mut ledger = two(&[used("greedy", 70), used("quiet", 10)]);
     // 20 are free, and it may want 30 more.
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 10, &["greedy"])]);
@@ -82,7 +82,7 @@ fn who_borrows_gives_back_what_a_neighbour_lacks_to_its_request_and_nobody_else_
 }
 
 #[test]
-fn borrowing_all_that_nobody_else_has_a_right_to_is_no_offence() {
+fn borrowing_all_that_no_other_pod_has_a_right_to_is_no_offence() {
     let mut ledger = short(&[used("greedy", 90)]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     assert_eq!(found(&ledger, 0), []);
@@ -113,7 +113,7 @@ fn of_several_who_borrow_no_more_give_back_than_it_takes_and_low_priority_first(
 }
 
 #[test]
-fn whoever_was_asked_goes_on_being_asked_and_nobody_beside_it() {
+fn a_pod_that_was_asked_goes_on_being_asked_and_no_other_is() {
     let mut ledger = short(&[used("one", 40), used("two", 40)]);
     ledger.apply_pod(bound("one", "a", "a-0", 10));
     ledger.apply_pod(bound("two", "a", "a-0", 10));
@@ -125,7 +125,7 @@ fn whoever_was_asked_goes_on_being_asked_and_nobody_beside_it() {
     };
     ledger.apply_pod(asked.clone());
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["two"])]);
-    // While it ends nobody need be asked, nor when it is gone and its agent has yet to say so.
+    // While it ends no pod need be asked, nor when it is gone and its agent has yet to say so.
     ledger.apply_pod(PodFacts {
         deleting: true,
         ..asked
@@ -150,7 +150,7 @@ fn a_neighbour_that_ends_or_has_ended_is_not_waited_for() {
 }
 
 #[test]
-fn nobody_is_asked_by_a_stale_report_nor_by_one_that_does_not_say_whose_processes_they_are() {
+fn no_pod_is_asked_by_a_stale_report_nor_by_one_that_does_not_say_whose_processes_they_are() {
     let on_card = [used("greedy", 80), used("quiet", 10)];
     let mut ledger = two(&on_card);
     assert_eq!(found(&ledger, 180).len(), 1);
@@ -170,7 +170,7 @@ fn nobody_is_asked_by_a_stale_report_nor_by_one_that_does_not_say_whose_processe
 }
 
 #[test]
-fn nobody_is_asked_for_a_card_that_failed_or_is_missing() {
+fn no_pod_is_asked_for_a_card_that_failed_or_is_missing() {
     let on_card = [used("greedy", 80), used("quiet", 10)];
     let mut ledger = two(&on_card);
     assert_eq!(found(&ledger, 0).len(), 1);
@@ -198,7 +198,7 @@ fn reclaim_of_a_gpu_for_a_pod_asks_no_pod_for_another_cause() {
 }
 
 #[test]
-fn nobody_is_asked_unless_the_operator_wants_it() {
+fn no_pod_is_asked_unless_the_operator_wants_it() {
     let mut ledger = crate::build::ledger(&[("a", &[CARD])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     ledger.apply_pod(bound("quiet", "a", "a-0", 40));

@@ -135,7 +135,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     victims
 }
 
-/// Where it is enough for the pod, kube-scheduler preempts nobody: gpustow's own preemption has to.
+/// Where it is enough for the pod, kube-scheduler preempts no pod: gpustow's own preemption has to.
 #[test]
 fn gpu_memory_in_sum_is_what_pods_ask_for() {
     let claim = |kind, gpus, mib| Claim::new(kind, gpus, Mib(mib));

@@ -103,7 +103,7 @@ fn what_is_withheld_is_shown_under_the_pod_it_is_for() {
 }
 
 #[test]
-fn nobody_is_evicted_for_it() {
+fn no_pod_is_evicted_for_it() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(bound("x", "a", "a-0", 100));
     let p = PodFacts {

@@ -29,7 +29,7 @@ fn wake(ledger: &mut Ledger, limit: usize, now: Duration) -> Vec<String> {
 }
 
 #[test]
-fn nobody_is_woken_without_room() {
+fn no_pod_is_woken_without_room() {
     let mut ledger = full(&[("p", 60)]);
     assert!((0..200).all(|second| wake(&mut ledger, 9, at(second)).is_empty()));
     assert_eq!(ledger.waiting(), 1);
@@ -131,7 +131,7 @@ fn a_woken_pod_that_still_waits_is_woken_again_ever_more_rarely() {
 }
 
 #[test]
-fn a_pod_that_woke_in_vain_leaves_the_room_to_the_next() {
+fn a_pod_that_woke_without_result_leaves_the_room_to_the_next() {
     // The first fits by memory, but something else keeps it off the node.
     let mut ledger = full(&[("barred", 60), ("p", 60)]);
     ledger.delete_pod("old");
@@ -198,7 +198,7 @@ fn who_has_a_reservation_or_may_not_run_is_left_alone() {
 }
 
 #[test]
-fn room_kept_for_a_nominated_pod_wakes_nobody_else() {
+fn room_kept_for_a_nominated_pod_wakes_no_other_pod() {
     let mut ledger = full(&[("p", 60)]);
     let first = PodFacts {
         nominated: Some("a".into()),

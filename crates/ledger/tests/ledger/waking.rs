@@ -106,7 +106,7 @@ impl World {
     }
 
     /// Does a waiting pod fit on a node that nothing keeps it off?
-    fn somebody_fits(&self) -> bool {
+    fn some_pod_fits(&self) -> bool {
         let free = self.ledger.snapshot(self.now);
         let fits = |pod: &PodFacts| {
             free.iter().any(|node| {
@@ -133,7 +133,7 @@ fn aged(uid: &str, mib: u64, created: i64) -> PodFacts {
 }
 
 #[test]
-fn whoever_waits_before_it_the_pod_that_fits_is_woken_in_time() {
+fn the_pod_that_fits_is_woken_in_time_whichever_pods_wait_before_it() {
     for others in [1, 5, 10, 20, 30, 40, 100, 1000] {
         // They may run on n1 alone, which stays full, or nowhere.
         for also in [None, Some("n1".to_owned())] {
@@ -156,7 +156,7 @@ fn whoever_waits_before_it_the_pod_that_fits_is_woken_in_time() {
 }
 
 #[test]
-fn somebody_is_bound_within_the_bound_as_long_as_somebody_fits() {
+fn some_pod_is_bound_within_the_bound_as_long_as_one_fits() {
     for seed in 0..60 {
         let random = &mut Random::new(seed);
         let mut world = World::new(1 + random.below(5) as usize);
@@ -182,7 +182,7 @@ fn somebody_is_bound_within_the_bound_as_long_as_somebody_fits() {
             }
             let before = world.pods.len();
             world.steps(at(1));
-            if world.pods.len() < before || !world.somebody_fits() {
+            if world.pods.len() < before || !world.some_pod_fits() {
                 since = world.now;
             }
             // What a node was offered for before is offered once more.
@@ -193,7 +193,7 @@ fn somebody_is_bound_within_the_bound_as_long_as_somebody_fits() {
 }
 
 #[test]
-fn nobody_is_woken_for_a_node_that_is_known_to_refuse_him() {
+fn no_pod_is_woken_for_a_node_that_is_known_to_refuse_it() {
     let needs = |uid, cpu_milli, ram| {
         requesting(pod(uid, 10), |it| (it.cpu_milli, it.ram) = (cpu_milli, ram))
     };
@@ -231,7 +231,7 @@ fn nobody_is_woken_for_a_node_that_is_known_to_refuse_him() {
 }
 
 #[test]
-fn a_pod_that_woke_in_vain_is_not_offered_that_nodes_room_until_the_node_changes() {
+fn a_pod_that_woke_without_result_is_not_offered_that_nodes_room_until_the_node_changes() {
     let mut world = World::new(2);
     world.wait(pod("p", 60), ["n0".to_owned()]);
     world.strangers("n0", 0);
@@ -258,7 +258,7 @@ fn a_pod_that_woke_in_vain_is_not_offered_that_nodes_room_until_the_node_changes
 }
 
 #[test]
-fn ten_thousand_that_cannot_use_the_room_are_woken_in_vain_at_a_bounded_rate() {
+fn ten_thousand_that_cannot_use_the_room_are_woken_at_a_bounded_rate() {
     let mut world = World::new(20);
     let nodes = world.nodes.clone();
     for index in 0..10_000 {

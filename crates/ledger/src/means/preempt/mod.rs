@@ -1,5 +1,5 @@
 //! Preemption for a pod that free memory is too fragmented for: no card has enough of it, but the node's sum has, so
-//! that kube-scheduler, which sees the sum alone, evicts nobody.
+//! that kube-scheduler, which sees the sum alone, evicts no pod.
 //!
 //! The ledger chooses which pods end, keeps the room and says which of the chosen are needed still. It acts on no pod. It waits until kube-scheduler had its
 //! chance, and leaves alone for a minute what kube-scheduler's own preemption answers: where a node's sum is short, and
@@ -218,7 +218,7 @@ impl Known<'_> {
         !self.earmarks.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
     }
 
-    /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
+    /// Those of the chosen without which the pod would not get its cards. None if it does not get them though all
     /// of them end, or if kube-scheduler refuses the node meanwhile. Pods that are gone have ended, whatever the last report
     /// says that they use: the agent's next report is awaited.
     fn needed(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Arc<PodFacts>>> {

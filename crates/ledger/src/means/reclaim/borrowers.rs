@@ -136,7 +136,7 @@ impl Known<'_> {
             })
         };
         let all: Vec<&Vec<Mib>> = ordered.iter().map(|(_, of_each)| of_each).collect();
-        // The first so many, less those, the most precious first, without whom it suffices.
+        // The first so many, less those, the most precious first, without which it suffices.
         let count = (0..=all.len()).find(|&count| suffices(&all[..count]))?;
         let mut chosen: Vec<usize> = (0..count).collect();
         for index in (0..count).rev() {

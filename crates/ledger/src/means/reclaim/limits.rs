@@ -3,7 +3,7 @@
 //! A program counts its own allocations, and neither what CUDA rounds up nor what a report does: a hundredth more than
 //! the limit is none of its doing ([`tolerance`]).
 //!
-//! A limit that the driver holds, or that is not to be held, is nobody's offence; one that cannot be read is none.
+//! A limit that the driver holds, or that is not to be held, is no pod's offence; one that cannot be read is none.
 //! A controller makes a new pod for one that ended for this, and the next may do the same: each is given twice as long as
 //! the one before, up to [`LONGEST`].
 //!
@@ -194,7 +194,7 @@ impl Known<'_> {
     }
 }
 
-/// What the pod may use of a card where it holds so much, if nobody else sees to it: where the driver should, only
+/// What the pod may use of a card where it holds so much, if no other component sees to it: where the driver should, only
 /// if the card's report says that a limit is missing.
 fn watched_limit(pod: &PodFacts, gpu: &Gpu, held: Mib) -> Option<Mib> {
     let request = pod.asks.readable().ok()?;

@@ -347,7 +347,7 @@ impl Known<'_> {
         if pod.asks.request().is_none() {
             return true;
         }
-        // Of a node that is gone the report may be there still: nobody is bound to it.
+        // Of a node that is gone the report may be there still: no pod is bound to it.
         let is_there = self
             .books
             .node(name)

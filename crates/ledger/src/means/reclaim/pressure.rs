@@ -27,7 +27,7 @@ pub struct Shortage {
     pub harm: Purpose,
     /// What borrowers are to give back: no more than is lent.
     pub missing: Mib,
-    /// Who is to give memory back; nobody if those who end already suffice.
+    /// The pods that must give memory back; none if the pods that end already suffice.
     pub victims: Vec<Borrower>,
 }
 

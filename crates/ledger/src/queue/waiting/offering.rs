@@ -215,7 +215,7 @@ impl Waiting {
     }
 }
 
-/// For how long a pod that has woken in vain so often is barred from where it did.
-pub(super) fn pause(in_vain: u32, interval: Duration) -> Duration {
-    interval.saturating_mul(2 << in_vain.min(16)).min(FLUSH)
+/// For how long a pod that has woken so often without result is barred from that node.
+pub(super) fn pause(wake_ups: u32, interval: Duration) -> Duration {
+    interval.saturating_mul(2 << wake_ups.min(16)).min(FLUSH)
 }

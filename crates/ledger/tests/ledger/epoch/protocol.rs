@@ -38,7 +38,7 @@ pub(crate) struct World {
     pub(crate) crashes: u8,
     /// Patches that the API server refuses, or takes without changing anything.
     pub(crate) failures: u8,
-    /// Changes of a pod by somebody else.
+    /// Changes of a pod by another client.
     pub(crate) touches: u8,
     /// Both extenders call themselves the same.
     pub(crate) namesakes: bool,
@@ -161,7 +161,7 @@ impl State {
                 extender.pods = Default::default();
             }
         }
-        // What can never succeed, and whose end nobody waits for.
+        // What can never succeed, and whose end no client waits for.
         let (pods, extenders) = (self.pods, self.extenders);
         self.posts.retain(|&(sender, pod, version)| {
             let pod = usize::from(pod);
@@ -440,7 +440,7 @@ impl Model for World {
                     target.version = NEW;
                 }
             };
-            // Nobody hears: it is as if the sender had crashed, or waits for the watch.
+            // The answer is lost: it is as if the sender had crashed, or waits for the watch.
             step(Action::ArriveUnheard(sender, pod), &arrive);
             if state.extenders[sender].pods[pod].sent {
                 step(Action::Arrive(sender, pod), &|next| {

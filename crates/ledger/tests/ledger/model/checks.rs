@@ -76,7 +76,7 @@ impl World {
         self.list_arrives();
         self.empty_queue()?;
         self.check_wake()?;
-        self.check_nobody_comes()?;
+        self.check_no_pod_comes()?;
         self.check_bystanders()?;
         self.check_free_reservations()?;
         self.check_windows()?;
@@ -152,7 +152,7 @@ impl World {
         Ok(rebuilt)
     }
 
-    /// What is free on a card is what nobody was promised or uses.
+    /// What is free on a card is what no pod was promised or uses.
     fn check_free(&self, node: &NodeView) -> Result<(), String> {
         let report = self.server.reports.get(&*node.name);
         for (card, gpu) in node.cards.iter().zip(report.iter().flat_map(|it| &it.gpus)) {
@@ -260,8 +260,8 @@ impl World {
     }
 
     /// All that are unbound wait, and something that the ledger does not know keeps everybody from
-    /// coming: the last one that fits is woken in time all the same, and nobody again and again.
-    fn check_nobody_comes(&mut self) -> Result<(), String> {
+    /// coming: the last one that fits is woken in time all the same, and no pod again and again.
+    fn check_no_pod_comes(&mut self) -> Result<(), String> {
         let mut ledger = self.rebuilt();
         let pods = self.server.pods.iter();
         let asleep = pods.filter(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
@@ -291,7 +291,7 @@ impl World {
         // Once for each node, and for one again after a pause of at least four seconds, then eight.
         let most = NODES.len() + 2;
         let often = woken.iter().find(|(_, times)| times.len() > most);
-        require(often.is_none(), || format!("woken in vain: {often:?}"))
+        require(often.is_none(), || format!("woken for nothing: {often:?}"))
     }
 }
 

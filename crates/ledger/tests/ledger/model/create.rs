@@ -37,7 +37,7 @@ impl World {
             pod = exclusive(pod);
         } else if held {
             pod = limited(pod);
-        } else if let Limit::Nobody = limit {
+        } else if let Limit::Unwatched = limit {
             pod.enforce = Enforce::None;
         }
         let isolated = traits.isolated && !whole && gpus == 1;
@@ -51,7 +51,7 @@ impl World {
             _ if whole || part > 0 => {}
             Limit::More(mib) => pod.limits = more(size + mib),
             Limit::Whole => pod.limits = more(u64::MAX),
-            Limit::Same | Limit::Nobody => {}
+            Limit::Same | Limit::Unwatched => {}
         }
         if let Some(name) = self.free_name() {
             pod.name = name.into();

@@ -31,8 +31,8 @@ pub(super) enum Limit {
     More(u64),
     /// All of it.
     Whole,
-    /// Whatever it takes: nobody looks.
-    Nobody,
+    /// Whatever it takes: no agent looks.
+    Unwatched,
 }
 
 impl Limit {
@@ -41,7 +41,7 @@ impl Limit {
             0..3 => Self::Same,
             3 => Self::More(1 + random.below(4)),
             4 => Self::Whole,
-            _ => Self::Nobody,
+            _ => Self::Unwatched,
         }
     }
 }
@@ -203,7 +203,7 @@ pub(super) enum Event {
     Vanish {
         pod: usize,
     },
-    /// Somebody binds it without us, with an unreadable assignment or with none.
+    /// Another client binds it, with an unreadable assignment or with none.
     BindByHand {
         pod: usize,
         node: usize,
@@ -230,7 +230,7 @@ pub(super) enum Event {
         pod: usize,
         mib: u64,
     },
-    /// The extender looks after what is reclaimed, and writes down whom it asked and for whom.
+    /// The extender looks after what is reclaimed, and writes down which pods it asked and for which pod.
     Reclaim,
     /// A pod says that it sleeps, or that it wakes.
     Sleep {
@@ -266,7 +266,7 @@ pub(super) enum Event {
     AgentRestarts {
         node: usize,
     },
-    /// The extender dies; a successor fences it and reads everything anew.
+    /// The extender dies; a successor fences it and reads everything again.
     Restart,
 }
 

@@ -82,8 +82,8 @@ impl World {
         }
     }
 
-    /// What the extender does every second. Of whom it has asked before it asks nobody else in his place while he
-    /// could give what is missing, though a budget keeps him.
+    /// What the extender does every second. It asks no other pod in place of one that it has asked before, while that one
+    /// could give what is missing, though a budget keeps it.
     pub(super) fn reclaim(&mut self) -> Result<(), String> {
         let before = self.ledger.reclaims(self.now);
         self.ledger.reclaim(self.now);
@@ -122,7 +122,7 @@ impl World {
         since.is_some_and(|since| self.now >= *since + CALLED_FOR)
     }
 
-    /// Whoever is to give memory back, and on which node.
+    /// The pods that must give memory back, and on which node.
     pub(super) fn victims(&self) -> Vec<(Arc<str>, Borrower)> {
         let backs = self.ledger.reclaims(self.now).into_iter();
         let backs = backs.map(|back| (back.node, back.borrowers));
@@ -223,7 +223,7 @@ impl World {
         self.server.set_report(name, Some(report));
     }
 
-    /// Whoever is asked uses more than it holds, by a report that is not stale; of one card's memory one pod
+    /// A pod that is asked uses more than it holds, by a report that is not stale; of one card's memory one pod
     /// has some reclaimed at a time.
     pub(super) fn check_reclaims(&mut self) -> Result<(), String> {
         let backs = self.ledger.reclaims(self.now);

@@ -26,8 +26,8 @@ impl World {
         each.collect()
     }
 
-    /// Whoever is to give back is over its limit now, by a fresh report, and was by all reports of long enough, unless
-    /// it was asked already; and whoever is and was, is to give back.
+    /// A pod that must give back is over its limit now, by a fresh report, and was by all reports of long enough, unless
+    /// it was asked already; and a pod that is and was, must give back.
     pub(super) fn check_over_limits(&self) -> Result<(), String> {
         if !self.switches.reclaim {
             return Ok(());

@@ -10,11 +10,11 @@ use gpustow_ledger::{Reason, Ungate, Victims};
 use super::server::NODES;
 use super::world::{World, require};
 
-/// Seconds within which whoever fits is let out: what others were promised may be kept for ten.
+/// Seconds within which a pod that fits is let out: what others were promised may be kept for ten.
 const LONG: u64 = 30;
 
 impl World {
-    /// Whoever is to be woken is; of the gates that are to be taken off, one in four stays for now.
+    /// Wakes the pods that must be woken; of the gates that are to be taken off, one in four stays for now.
     pub(super) fn wake(&mut self, limit: usize) -> Result<(), String> {
         let woken = self.ledger.wake(limit, self.now);
         // A gang is ungated as a whole.
@@ -87,7 +87,7 @@ impl World {
         let queued = |(_, reason): &(&str, Reason)| *reason == Reason::Queued;
         let waits = refused.iter().any(queued);
         require(!waits || self.ledger.queued().pods > 0, || {
-            format!("nobody is queued before {}", pod.uid)
+            format!("no pod is queued before {}", pod.uid)
         })?;
         self.wake(64)?;
         let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.name.clone());
@@ -137,7 +137,7 @@ impl World {
         }
         self.deliver_pods(usize::MAX);
         require(self.ledger.queued().pods == 0, || {
-            "somebody stands in a line that is closed".into()
+            "a pod is queued though the queue is closed".into()
         })?;
         self.now += self.config.ungate_for;
         self.ledger.expire(self.now);

@@ -1,4 +1,4 @@
-//! Places in the model: for whom they are kept, and when they end.
+//! Places in the model: for which pods they are kept, and when they end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::world::{World, require};
 
 use crate::act::Act as _;
 
-/// As long as a place is waited for where nobody ends.
+/// As long as a place is waited for if no pod ends.
 pub(super) fn kept_for(switches: Switches) -> Duration {
     Duration::from_secs(if switches.reserve_long { 600 } else { 20 })
 }
@@ -29,7 +29,7 @@ fn key(place: &Reserved) -> Key {
     (place.pod.uid.clone(), place.node.clone())
 }
 
-/// Is nothing missing of the place? Of a pod that may share its GPUs with none of a group, nobody may be there.
+/// Is nothing missing of the place? Of a pod that may share its GPUs with none of a group, no pod of it may be there.
 fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
     let node = ledger.node_view(&place.node, now);
     let cards: Vec<_> = node.into_iter().flat_map(|node| node.cards).collect();
@@ -44,7 +44,7 @@ fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
 }
 
 impl World {
-    /// What the extender does every second. All have waited for long enough. Whoever is given a place could have
+    /// What the extender does every second. All have waited for long enough. A pod that is given a place could have
     /// it if the node were empty.
     pub(super) fn keep_reservations(&mut self) -> Result<(), String> {
         self.wake(10)?;
@@ -118,7 +118,7 @@ impl World {
         Ok(())
     }
 
-    /// No more than the bound says, of no card more than one, and for nobody who is gone or has his room.
+    /// No more than the bound says, of no card more than one, and for no pod that is gone or has its room.
     pub(super) fn check_reservations(&self) -> Result<(), String> {
         let places = self.ledger.reservations();
         require(places.len() <= self.config.reserve_max, || {
@@ -134,7 +134,7 @@ impl World {
             let known = self.ledger.pod(&place.pod.uid);
             let waits = known.is_some_and(|pod| pod.node.is_none() && !pod.released);
             let has = shares.iter().any(|(uid, ..)| *uid == place.pod.uid);
-            require(waits && !has, || format!("for nobody: {place:?}"))?;
+            require(waits && !has, || format!("for no pod: {place:?}"))?;
             require(
                 place.until <= self.now + self.config.reserve_give_up_after,
                 || format!("without end: {place:?}"),

@@ -50,7 +50,7 @@ impl World {
             cooperative,
             ..ask(pod)
         };
-        // Where somebody else has bound the pod, its agent may show what it uses before our watch does.
+        // If another client has bound the pod, its agent may show what it uses before our watch does.
         let truth = self.server.find(&pod.uid);
         let truth = truth.map(|index| self.server.pods[index].node.clone());
         let known = self.ledger.pod(&pod.uid).map(|known| known.node.clone());

@@ -38,8 +38,8 @@ impl There {
 }
 
 impl World {
-    /// Every card is short of what the definition says. Nobody is asked who is within its request, nobody by a stale
-    /// report, no more than it takes, and nobody beside those who were asked already.
+    /// Every card is short of what the definition says. No pod is asked that is within its request, none by a stale
+    /// report, no more than it takes, and none beside the pods that were asked already.
     pub(super) fn check_shortages(&self) -> Result<(), String> {
         let all = self.ledger.shortages(self.now);
         let mut known = 0;
