@@ -1,4 +1,4 @@
-//! Looks now and then whether the policies still hold on which the ledger relies: that nobody else
+//! Looks now and then whether the policies still hold on which the ledger relies: that no other client
 //! writes assignments, above all. A weak policy is told, and stops nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -187,7 +187,7 @@ type PodCopy = (Arc<PodFacts>, u64);
 /// The number of a copy that did not come from the watch: newer than any look at the Lease.
 const NEW: u64 = u64::MAX;
 
-/// What a pod was assigned, and a sentence on why; empty if somebody else assigned it.
+/// What a pod was assigned, and a sentence on why; empty if another writer assigned it.
 type Assigned = (Arc<Assignment>, String);
 
 struct Attempt<'a> {
@@ -239,7 +239,7 @@ impl Attempt<'_> {
         done.map(|assigned| (pod, assigned))
     }
 
-    /// The ledger held the pod for bound and the API server does not: nobody can tell what else of
+    /// The ledger held the pod for bound and the API server does not: it is unknown what else of
     /// the ledger's it never heard of.
     fn unbound_again(&self, pod: &PodFacts, asked: u64) {
         tracing::warn!(
@@ -316,7 +316,7 @@ impl Attempt<'_> {
         }
         let epoch = self.app.epoch().await?;
         if pod.epoch.is_some_and(|other| other > epoch) {
-            // Of a successor, or of an earlier Lease that somebody deleted.
+            // Of a successor, or of an earlier Lease that was deleted.
             self.app.epoch.confirm(epoch).await?;
         }
         let assigned = self.begin(pod)?;

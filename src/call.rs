@@ -95,7 +95,7 @@ impl Calls {
         }
     }
 
-    /// Lets nobody in whom a web page may have sent: a page can make a browser on this machine post
+    /// Refuses a call that a web page may have sent: a page can make a browser on this machine post
     /// text or forms to any address, and JSON to an address behind a name of its own.
     fn admit(&self, head: &HeaderMap) -> Result<(), Rejected> {
         let text = |name: header::HeaderName| head.get(name)?.to_str().ok();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_else_can_point_at_us_is_our_name() {
+    fn only_a_name_that_no_other_can_point_at_us_is_ours() {
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let other = IpAddr::from([10, 0, 0, 1]);
         for (host, beside, from_afar) in [

@@ -1,10 +1,10 @@
 //! The webhook's certificate, made and renewed by the extenders themselves: it is its own authority, and
 //! no key outlives it. It is kept in a Secret, and the webhook's configuration trusts it.
 //!
-//! Every replica looks after both and none leads: before the first pod asks, nobody decides, and no pod
-//! can ask before there is a certificate. What keeps replicas apart is that each write fails if somebody
-//! wrote since. The configuration is read first, so that who read an older Secret cannot take away what
-//! a newer one made trusted. `step` says what comes next.
+//! Every replica looks after both and none leads: before the first pod asks, no replica decides, and no pod
+//! can ask before there is a certificate. What keeps replicas apart is that each write fails if another
+//! wrote since. The configuration is read first, so that a replica that read an older Secret cannot take
+//! away what a newer one made trusted. `step` says what comes next.
 
 mod step;
 
@@ -32,7 +32,7 @@ use step::{Kept, Pair, Seen, Step, next};
 const PERIOD: Duration = Duration::from_secs(5);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Until every API server has heard whom the configuration trusts.
+/// Until every API server has heard which authorities the configuration trusts.
 const SETTLE: Duration = Duration::from_secs(30);
 /// For other replicas to write again what they know of a Secret that is lost.
 const FORGOTTEN: Duration = Duration::from_secs(15);
@@ -73,7 +73,7 @@ pub(crate) struct Keeper {
     served: Served,
 }
 
-/// To whom the first certificate goes; the others replace it.
+/// Where the first certificate goes; the others replace it.
 enum Served {
     First(oneshot::Sender<Tls>),
     Now(Tls, Pair),
@@ -217,7 +217,7 @@ impl Keeper {
         }
     }
 
-    /// Writes whom the API server trusts, if nobody wrote since, and nothing else.
+    /// Writes which authorities the API server trusts, if no other replica wrote since, and nothing else.
     async fn trust(&self, to: &Configuration, bundle: &str) -> Result<(), StepError> {
         let bundle = ByteString(bundle.as_bytes().to_vec());
         let version =
@@ -271,7 +271,7 @@ struct Configuration {
     version: String,
     /// How many webhooks it lists. Each trusts the same.
     webhooks: usize,
-    /// Whom the API server trusts for all of them, in PEM.
+    /// The authorities that the API server trusts for all of them, in PEM.
     bundle: String,
 }
 
@@ -280,7 +280,7 @@ impl Configuration {
         let webhooks = object["webhooks"].as_array()?;
         let bundle = |it: &Value| it["clientConfig"]["caBundle"].clone();
         let first = bundle(webhooks.first()?);
-        // One that a later version added trusts nobody yet.
+        // One that a later version added trusts no authority yet.
         let same = webhooks.iter().all(|it| bundle(it) == first);
         let first = serde_json::from_value(first).ok().filter(|_| same);
         let ByteString(trusted) = first.unwrap_or(ByteString(Vec::new()));

@@ -2,7 +2,7 @@
 //!
 //! Who decides is written in a Lease, moved by compare-and-swap: the holder, the number of its epoch
 //! in `spec.leaseTransitions`, and `spec.acquireTime`, by which one tenure differs from every other
-//! even where somebody deleted the Lease and it counts anew. Whoever is called by kube-scheduler
+//! even if the Lease was deleted and counts from zero again. A replica that kube-scheduler calls
 //! takes the next epoch. A predecessor that did not leave cleanly may still have a Binding on its
 //! way: [`Fence`] makes it fail before the ledger catches up and the first reservation is made. It does
 //! not know how the ledger does.
@@ -266,7 +266,7 @@ impl Epoch {
         };
         let (epoch, fenced) = (tenure.epoch, fence.len());
         let unfenced: Arc<[Unfenced]> = unfenced.into();
-        // However long it takes: begun anew, it would take as long again.
+        // However long it takes: begun again, it would take as long again.
         catch_up(fence.clone(), unfenced.clone()).await;
         {
             let mut state = self.state();
@@ -289,7 +289,7 @@ impl Epoch {
         Ok(epoch)
     }
 
-    /// Does the Lease name this replica, from an earlier life? Then nobody else will take over.
+    /// Does the Lease name this replica, from an earlier life? Then no other replica will take over.
     ///
     /// # Errors
     /// If the API server refuses or does not answer.
@@ -379,7 +379,7 @@ impl Epoch {
     /// have come by now. The API server is asked unless an earlier look tells.
     ///
     /// # Errors
-    /// If it was not, or nobody could tell.
+    /// If it was not, or the API server did not tell.
     pub(crate) async fn confirm_for(
         &self,
         epoch: u64,
@@ -402,7 +402,7 @@ impl Epoch {
     /// who asked before it began.
     ///
     /// # Errors
-    /// If it is not, or nobody could tell.
+    /// If it is not, or the API server did not tell.
     pub(crate) async fn confirm(&self, epoch: u64) -> Result<(), EpochError> {
         let seen = self.look().await?;
         let mut state = self.state();
@@ -425,7 +425,7 @@ impl Epoch {
         answered.await.map_err(|_| AskError::Timeout)?
     }
 
-    /// From here on nobody is told that this replica holds an epoch, and it takes none. Who was told
+    /// From here on no caller is told that this replica holds an epoch, and it takes none. A caller that was told
     /// before may still act on it.
     pub(crate) fn close(&self) {
         self.state().closed = true;
@@ -482,7 +482,7 @@ async fn look_for_all(
             waiting.push(next);
         }
         let seen = within(TIMEOUT, leases.get_opt(&name)).await;
-        // A Lease that is gone is nobody's.
+        // A Lease that is gone has no holder.
         let seen = seen.map(|lease| lease.as_ref().map(Tenure::of).unwrap_or_default());
         for answer in waiting {
             let copy = match &seen {
@@ -490,7 +490,7 @@ async fn look_for_all(
                 Err(AskError::Refused(status)) => Err(AskError::Refused(status.clone())),
                 Err(_) => Err(AskError::Timeout),
             };
-            // Whoever asked may have given up.
+            // The caller that asked may have given up.
             let _ = answer.send(copy);
         }
     }

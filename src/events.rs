@@ -142,7 +142,7 @@ impl Events {
     }
 
     fn refused_as(&self, pod: &PodFacts, kind: u64, as_: Kind, note: impl FnOnce() -> String) {
-        // Only somebody new needs the room.
+        // Only a new pod needs the room.
         if self.told.len() >= MEMORY && !self.told.contains_key(&pod.uid) {
             self.told.clear();
         }

@@ -148,7 +148,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// An extender without its doors: whoever has them calls [`Extender::scheduler`].
+/// An extender without its doors: the caller that has them calls [`Extender::scheduler`].
 pub struct Extender {
     app: Arc<App>,
 }
@@ -215,7 +215,7 @@ impl Extender {
 }
 
 /// A replica that was restarted takes its place again at once: pods may wait for room, and as long
-/// as kube-scheduler has nothing to ask, nobody would wake them.
+/// as kube-scheduler has nothing to ask, no replica would wake them.
 async fn resume(app: Arc<App>) {
     app.lists.all_in().await;
     loop {

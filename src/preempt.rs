@@ -150,7 +150,7 @@ fn changed(mut victims: MetaVictims, added: &Victims, spared: &Victims) -> MetaV
 }
 
 /// Can CPU, memory and GPU memory alone have made kube-scheduler choose victims for this pod? What else
-/// a victim may stand in the way of, such as ports or other pods' affinity, nobody here can tell.
+/// a victim may stand in the way of, such as ports or other pods' affinity, the extender cannot tell.
 fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let known = |name: &String| name == "cpu" || name == "memory" || name == resource;

@@ -208,12 +208,12 @@ async fn make(app: &App, epoch: u64, placeholder: &Placeholder) -> Result<(), As
         namespace = %facts.namespace, pod = %facts.name, pods = waits, mib = placeholder.mib.0,
         "created a placeholder: an autoscaler must add a node"
     );
-    let whom = match waits {
+    let pods = match waits {
         1 => "it".to_owned(),
         more => format!("{more} waiting pods"),
     };
     let note = format!(
-        "No present node can take this pod. A placeholder requests {} for {whom}, so that an autoscaler adds a node.",
+        "No present node can take this pod. A placeholder requests {} for {pods}, so that an autoscaler adds a node.",
         placeholder.mib
     );
     app.events.tell(Kind::PlaceholderCreated, facts, note);

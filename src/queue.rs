@@ -3,7 +3,7 @@
 //! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the status of the
 //! GpustowConfig says which new pods are queued, and each queued pod is told its position. Ungating is fenced like a bind: it rests
 //! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
-//! all the same gives the pod no room: at filter nobody gets what one before it in turn would take.
+//! all the same gives the pod no room: at filter no pod gets what one before it in turn would take.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(250);
 const LINGER: Duration = Duration::from_secs(30);
 /// The same value is written again after so long if the watch does not show it.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks at whom to tell its place, and how many are told in one: Events go out at such a rate.
+/// Between two looks at which pods to tell their place, and how many are told in one: Events go out at such a rate.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL: usize = 10;
 /// Between two lines of the log about the same failure.
@@ -75,7 +75,7 @@ pub(crate) async fn ungate(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, wh
             return;
         }
         sleep(PAUSE.max(error.retry_after())).await;
-        // Somebody else has changed it, or the answer was lost: what the watch shows by now.
+        // Another client has changed it, or the answer was lost: what the watch shows by now.
         let known = app.ledger.lock().pod(&pod.uid);
         match known {
             Some(known) if known.queued && !known.gated && !known.deleting => pod = known,

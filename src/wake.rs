@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 10;
 /// Between two looks when nothing happens.
 const IDLE: Duration = Duration::from_millis(500);
-/// The mix of requests is learnt anew after this long, in case it changed at constant numbers.
+/// The mix of requests is learnt again after this long, in case it changed at constant numbers.
 const LEARN_EVERY: Duration = Duration::from_secs(60);
 /// Patches under way at once.
 const WIDTH: usize = 16;
@@ -109,7 +109,7 @@ impl Waker {
             };
             pods.into_iter().map(ungate).collect()
         };
-        // One that is tried again holds up nobody who is to be woken.
+        // One that is tried again holds up no other pod that must be woken.
         tokio::spawn(
             stream::iter(ungates)
                 .buffer_unordered(WIDTH)
@@ -185,7 +185,7 @@ fn wake_up(pod: &PodFacts, node: Option<&str>, identity: &str, now: Timestamp) -
         "type": names::AVAILABLE_CONDITION,
         "status": "True",
         "reason": node.map_or("MemoryAvailable", |_| names::NOMINATED),
-        // Must differ from the last wake-up's, or nothing is written and nobody wakes.
+        // Must differ from the last wake-up's, or nothing is written and no pod wakes.
         "message": format!("GPU memory became free ({identity} at {now})"),
         "lastTransitionTime": now.to_string(),
     }]});

@@ -83,7 +83,7 @@ impl List {
         }
     }
 
-    /// Lists anew and waits until the ledger has that list.
+    /// Lists again and waits until the ledger has that list.
     pub(crate) async fn renew(&self) {
         let mut number = 0;
         self.wanted.send_modify(|wanted| {
@@ -125,7 +125,7 @@ impl Lists {
         [&self.pods, &self.nodes, &self.gpunodes, &self.budgets]
     }
 
-    /// Has all of them listed anew, and waits for none.
+    /// Has all of them listed again, and waits for none.
     pub(crate) fn renew_all(&self) {
         for list in self.all() {
             list.wanted.send_modify(|wanted| *wanted += 1);

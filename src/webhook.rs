@@ -77,7 +77,7 @@ struct Webhook {
 }
 
 /// Serves the webhook, if it is wanted, until the extender drains; the answer ends when it has ended. Until `ready` is set,
-/// it has no certificate and serves nobody.
+/// it has no certificate and serves no client.
 ///
 /// # Errors
 /// If its address is in use or its certificate cannot be used.

@@ -88,7 +88,7 @@ pub struct ExtenderFilterResult<'a> {
     pub node_names: Option<Vec<&'a str>>,
     /// Always `null`: what we refuse, the scheduler's own dry run of a preemption cannot cure.
     pub failed_nodes: Option<()>,
-    /// Refused nodes and why; empty if a node passes, for then nobody reads it: what is in neither
+    /// Refused nodes and why; empty if a node passes, for then kube-scheduler does not read it: what is in neither
     /// list counts as refused in the same way.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, &'a str)>,

@@ -1,4 +1,4 @@
-//! What is to be done about the webhook's certificate, from what is there. It asks nobody.
+//! What is to be done about the webhook's certificate, from what is there. It makes no calls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub(super) struct Kept {
     pub(super) authority: String,
     /// With which it will serve once the API server trusts it.
     pub(super) next: Option<Pair>,
-    /// When another is due; at once where it is not said, as in a Secret of somebody else's.
+    /// When another is due; at once where it is not said, as in a Secret that is not ours.
     pub(super) renew_after: Option<Timestamp>,
 }
 
@@ -53,11 +53,11 @@ pub(super) struct Seen<'a> {
     pub(super) found: Option<&'a Kept>,
     /// What it held before.
     pub(super) kept: Option<&'a Kept>,
-    /// Whom the webhook's configuration trusts, in PEM; nothing where there is none.
+    /// The authorities that the webhook's configuration trusts, in PEM; nothing if there is no configuration.
     pub(super) bundle: Option<&'a str>,
     /// The next certificate has been trusted for long enough.
     pub(super) settled: bool,
-    /// Whoever remembers the Secret had long enough to write it again.
+    /// Each replica that remembers the Secret had long enough to write it again.
     pub(super) forgotten: bool,
     pub(super) now: Timestamp,
 }
@@ -181,7 +181,7 @@ impl Kept {
         };
     }
 
-    /// Whom the configuration has to trust.
+    /// The authorities that the configuration has to trust.
     fn trusted(&self) -> impl Iterator<Item = &str> {
         let next = self.next.iter().map(|next| next.cert.as_str());
         next.chain([self.authority.as_str()]).flat_map(certificates)

@@ -1,5 +1,5 @@
 //! Marks on the nodes with a reservation, so that autoscalers let them be: such a node empties, which is what they
-//! look for. What was marked is read from the nodes themselves, by their label; an extender that starts anew goes on.
+//! look for. What was marked is read from the nodes themselves, by their label; an extender that restarts goes on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
     pause
 }
 
-/// Marks a node, or takes what was written off again. False if there is nothing to write, or somebody else decides.
+/// Marks a node, or takes what was written off again. False if there is nothing to write, or another replica decides.
 async fn change(
     app: &App,
     epoch: u64,

@@ -132,7 +132,7 @@ impl Fence {
             for (pod, error) in targets.into_iter().zip(errors) {
                 match error {
                     None => drop(self.done.insert(pod.uid.clone())),
-                    // Nobody could tell what to bind this copy with.
+                    // This copy does not tell what to bind it with.
                     Some(_) if pod.asks.readable().is_err() => {}
                     Some(error) => unfenced.push(Unfenced { pod, error }),
                 }
@@ -215,7 +215,7 @@ impl Fence {
         let now = match self.mark(pod).await {
             Ok(now) => Some(now),
             Err(error) if error.status() == Some(404) => None,
-            // Another pod of that name, or somebody else writes it just now.
+            // Another pod of that name, or another client writes it just now.
             Err(error) if error.status() == Some(409) => {
                 let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
                 let now = within(TIMEOUT, pods.get_metadata_opt(&pod.name)).await?;

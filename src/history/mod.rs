@@ -143,7 +143,7 @@ async fn write(
             table.forget(workload);
             Ok(())
         }
-        // Somebody else wrote it: what is stored counts.
+        // Another replica wrote it: what is stored counts.
         Err(error) if error.status() == Some(409) => {
             if let Some(object) = within(TIMEOUT, api.get_opt(&name)).await? {
                 table.restore(object, now);

@@ -20,12 +20,12 @@ enum State {
     Stale,
     Unhealthy,
     Cordoned,
-    /// Nobody reports them.
+    /// No agent reports them.
     Unknown,
 }
 
 pub(super) const NO_LABELS: [&str; 0] = [];
-/// The model of a card that nobody reports.
+/// The model of a card that no agent reports.
 const UNKNOWN: &str = "unknown";
 
 pub(super) fn bytes(mib: Mib) -> f64 {

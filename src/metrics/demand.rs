@@ -192,7 +192,7 @@ fn card(card: &CardView) -> Card {
     }
 }
 
-/// What each has if nobody holds anything.
+/// What each has if no pod holds anything.
 fn emptied(cards: &[Card]) -> impl Iterator<Item = (&Card, Mib)> {
     cards.iter().map(|card| (card, card.capacity))
 }

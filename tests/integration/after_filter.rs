@@ -1,4 +1,4 @@
-//! What happens between our filter and the bind: somebody else refuses our node, or takes a minute.
+//! What happens between our filter and the bind: another extender refuses our node, or takes a minute.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -139,7 +139,7 @@ async fn a_reservation_outlives_a_volume_that_takes_a_minute() -> Result<()> {
     );
     let reason = "not enough free memory on any one GPU";
     let rival = refused(&case.client, case.pod("rival").gpu_mem(8000), reason).await?;
-    // The provisioner takes its time. Whoever is asked for meanwhile, or only then, would take the
+    // The provisioner takes its time. A pod that is asked for meanwhile, or only then, would take the
     // card if it could.
     let early = wait_bound(&case.client, &rival, SLOW).await;
     assert!(early.is_err(), "the reservation did not last");

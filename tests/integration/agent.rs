@@ -81,7 +81,7 @@ impl AgentNode {
         Ok(node)
     }
 
-    /// The agent is started anew, with these flags.
+    /// The agent is restarted with these flags.
     pub(crate) async fn restart(&mut self, cluster: &ControlPlane, flags: &[&str]) -> Result<()> {
         let client = agent_client(cluster, &self.name).await?;
         self.restart_with(client, flags).await
@@ -375,7 +375,7 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
         .await?;
     let waiting = case.pod("q").gpu_mem(1);
     let waiting = refused(&case.client, waiting, "unhealthy").await?;
-    // An agent that starts anew cures no card; the end of the probation does, and binds who waited.
+    // An agent that restarts cures no card; the end of the probation does, and binds who waited.
     node.restart(rig.cluster, &["--probation=3600"]).await?;
     node.metric("gpustow_gpu_healthy", &[&uuid], "0").await?;
     node.restart(rig.cluster, &["--probation=1"]).await?;

@@ -320,7 +320,7 @@ async fn only_its_own(cluster: &ControlPlane, case: &Case, mine: &str, other: &s
     Ok(())
 }
 
-/// Not merely wrong in form: refused by RBAC, the policy, or as nobody's to change.
+/// Not merely wrong in form: refused by RBAC, the policy, or as not for any client to change.
 fn is(answer: &Option<String>, allowed: bool) -> bool {
     answer.as_ref().map_or(allowed, |text| {
         !allowed

@@ -42,7 +42,7 @@ async fn a_node_to_which_a_policy_refuses_bindings_keeps_no_pod_from_others() ->
         "spec": { "policyName": name, "validationActions": ["Deny"] },
     });
     turn.cluster.apply(&binding.to_string()).await?;
-    let probe = case.pod("probe").scheduler("nobody");
+    let probe = case.pod("probe").scheduler("none");
     let probe = probe.create(&case.client).await?;
     eventually(SOON, "the policy is in force", async || {
         let path = format!(
@@ -116,7 +116,7 @@ async fn a_pod_that_is_read_back_after_its_end_holds_nothing() -> Result<()> {
 
 /// etcd is put back under a running extender, so that a pod which it has seen bound is not.
 #[tokio::test]
-async fn nobody_says_of_a_pod_that_it_is_bound_when_the_api_server_was_restored() -> Result<()> {
+async fn no_answer_says_of_a_pod_that_it_is_bound_when_the_api_server_was_restored() -> Result<()> {
     let cluster = control_plane().await?;
     let replica = Replica::start(&cluster, "restored", &[]).await?;
     let case = Case::new(&cluster, "restored").await?;
@@ -135,7 +135,7 @@ async fn nobody_says_of_a_pod_that_it_is_bound_when_the_api_server_was_restored(
         Ok(())
     })
     .await?;
-    // As kube-scheduler asks that has started anew.
+    // As a kube-scheduler asks that has restarted.
     eventually(4 * SOON, "the pod is bound once more", place).await?;
     assert_eq!(node_of(&now(&case, &pod).await?), n);
     replica.settled(&case).await?;

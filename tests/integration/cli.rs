@@ -174,18 +174,18 @@ async fn without_rights_it_says_which_are_missing() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "cli-denied").await?;
     let mut account = ServiceAccount::default();
-    account.metadata.name = Some("nobody".to_owned());
+    account.metadata.name = Some("outsider".to_owned());
     Api::namespaced(case.client.clone(), &case.namespace)
         .create(&PostParams::default(), &account)
         .await?;
     let kubeconfig = rig
         .cluster
-        .kubeconfig(&case.namespace, "nobody", None)
+        .kubeconfig(&case.namespace, "outsider", None)
         .await?;
     let path = kubeconfig.display().to_string();
     let args = Args::try_parse_from(["kubectl-gpustow", "--kubeconfig", &path, "nodes"])?;
     let error = run(args, &mut Vec::new(), Screen::default()).await.err();
-    let error = format!("{:#}", error.context("nobody may list nodes")?);
+    let error = format!("{:#}", error.context("the account may not list nodes")?);
     assert!(error.contains("ClusterRole gpustow-viewer"), "{error}");
     case.end().await
 }

@@ -280,7 +280,7 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
             if script.trim().is_empty() {
                 continue;
             }
-            // Whoever installs it here has the API server call the webhook of this test.
+            // An installation here has the API server call the webhook of this test.
             let installs =
                 ["base", "overlays/"].map(|it| format!("apply --server-side -k manifests/{it}"));
             let installs = installs.iter().any(|it| script.contains(it));

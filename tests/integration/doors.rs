@@ -36,7 +36,7 @@ enum Door {
 
 const DOORS: [Door; 4] = [Door::Pods, Door::Status, Door::Binding, Door::LegacyBinding];
 
-/// Somebody before a pod.
+/// A client before a pod.
 struct Writer {
     client: Client,
     namespace: String,
@@ -163,7 +163,7 @@ async fn each_key_has_its_writer_at_every_door() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nobody_creates_a_pod_with_our_keys() -> Result<()> {
+async fn no_client_creates_a_pod_with_our_keys() -> Result<()> {
     let cluster = installed().await?;
     let admin = cluster.admin()?;
     for key in EXTENDERS.iter().chain(&AGENTS) {

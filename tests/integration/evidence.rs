@@ -209,8 +209,8 @@ async fn reclaim_evicts_no_pod_for_one_that_kube_scheduler_refuses() -> Result<(
 
         let later = case.pod("later").gpu_mem(6000).create(&case.client).await?;
         let told = event(&case.client, &greedy, "GpuPodDisrupted").await?;
-        let whom = format!("{}/later", case.namespace);
-        ensure!(told.contains(&whom), "{told}");
+        let name = format!("{}/later", case.namespace);
+        ensure!(told.contains(&name), "{told}");
         wait_gone(&case.client, &greedy, SOON).await?;
         node.report(&case.client).await?;
         wait_bound(&case.client, &later, SOON).await?;

@@ -82,7 +82,7 @@ async fn killed_after_the_post_the_next_life_counts_the_pod() -> Result<()> {
         let pod = asking(&case, &format!("p{round}")).await?;
         let late = asking(&case, &format!("q{round}")).await?;
         replica.until_fits(&pod, &n).await?;
-        // The API server has answered, and nobody hears of it.
+        // The API server has answered, and the answer is lost.
         let never = Duration::from_secs(3600);
         let rule = replica.on_first_bind(&pod, Action::DelayReply(never))?;
         let next_life = async {

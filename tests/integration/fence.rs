@@ -146,7 +146,7 @@ async fn an_old_binding_fails_though_the_namespace_was_deleted() -> Result<()> {
         Ok(())
     };
     let args = [&*format!("--lease={namespace}/gpustow-extender")];
-    outlived(&cluster, ["there", "anew"], &args, renew).await
+    outlived(&cluster, ["there", "again"], &args, renew).await
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ async fn the_last_number_of_an_epoch_is_no_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_that_cannot_be_fenced_holds_up_nobody_and_over_commits_nothing() -> Result<()> {
+async fn a_pod_that_cannot_be_fenced_holds_up_no_other_and_over_commits_nothing() -> Result<()> {
     let turn = turn().await?;
     let case = Case::new(turn.cluster, "unfenced").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -276,7 +276,7 @@ async fn a_pod_that_cannot_be_fenced_holds_up_nobody_and_over_commits_nothing() 
             rule.answered(1, SOON).await?;
             assert_eq!(node_of(&now(&case, &stuck).await?), n);
         } else {
-            // Somebody mends what refused.
+            // An administrator corrects what refused.
             drop(unwritable);
             second.until_fits(&third, &n).await?;
             rule.release();

@@ -32,7 +32,7 @@ fn highest(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).priority_class("system-node-critical")
 }
 
-/// The same pod, which may take so many seconds to end. There is no kubelet: it stays until somebody ends it.
+/// The same pod, which may take so many seconds to end. There is no kubelet: it stays until a case ends it.
 pub(crate) fn slow(pod: PodBuilder, seconds: i64) -> PodBuilder {
     pod.with(|spec| spec.termination_grace_period_seconds = Some(seconds))
 }
@@ -73,7 +73,7 @@ pub(crate) async fn staying(case: &Case) -> Result<Vec<String>> {
 /// What every case leaves: books that are the API server's, no card over its bound, and no room kept.
 pub(crate) async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()> {
     replica.settled(case).await?;
-    eventually(SOON, "no room is kept, and nobody is to end", async || {
+    eventually(SOON, "no room is kept, and no pod must end", async || {
         for pod in case.pods().list(&ListParams::default()).await? {
             ensure!(
                 !holds(&pod, names::RESERVED_CONDITION),
@@ -131,7 +131,7 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
     let preempts = format!("Preempting {}/low.", case.namespace);
     event_saying(&case.client, &waits, "GpuMemoryReserved", &preempts).await?;
     ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
-    // While it ends, the room is nobody's of the same priority.
+    // While it ends, no pod of the same priority gets the room.
     let late = high(&case, "late").gpu_mem(4000);
     let late = bound(&case, late).await?;
     ensure!(charges(&late)?[0].0 != charges(&low)?[0].0, "on its card");
@@ -146,7 +146,8 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nobody_ends_unless_the_operator_wants_it_nor_for_who_may_not_preempt() -> Result<()> {
+async fn no_pod_ends_unless_the_operator_wants_it_nor_for_a_pod_that_may_not_preempt() -> Result<()>
+{
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "left", &[PACKS]).await?;
     let scheduler = replica.scheduler(turn.cluster).await?;
@@ -322,7 +323,7 @@ async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Resul
 }
 
 #[tokio::test]
-async fn a_successor_goes_on_between_two_deletes_and_deletes_nobody_else() -> Result<()> {
+async fn a_successor_goes_on_between_two_deletes_and_deletes_no_other_pod() -> Result<()> {
     let turn = turn().await?;
     let (killed, scheduler, case) = rig(&turn, "killed-half", &[]).await?;
     let [one, two, _] = fill(&case, 0).await?;

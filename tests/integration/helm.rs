@@ -60,7 +60,7 @@ pub(crate) async fn template(version: &str, args: &[&str]) -> Result<String> {
     helm(&all, None).await
 }
 
-/// Objects by kind and name. Blanks within texts count as one: kustomize breaks folded lines anew.
+/// Objects by kind and name. Blanks within texts count as one: kustomize breaks folded lines elsewhere.
 pub(crate) fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
     fn fold(value: &mut Value) {
         match value {
@@ -313,7 +313,7 @@ async fn earlier(folder: &Path) -> Result<String> {
     Ok(folder.join("manifests/chart").display().to_string())
 }
 
-/// With the lines that pods need where nobody changes them.
+/// With the lines that pods need if no webhook changes them.
 fn whole(pod: PodBuilder) -> PodBuilder {
     pod.scheduler(names::SCHEDULER).with(|spec| {
         for container in &mut spec.containers {

@@ -1,4 +1,4 @@
-//! Pods that move for one that waits for memory which is free in pieces. Nobody runs controllers here: the successors are
+//! Pods that move for one that waits for memory which is free in pieces. No controllers run here: the successors are
 //! made by the cases.
 
 use std::time::Duration;
@@ -25,7 +25,7 @@ const MOVES: &str = "defragment: {evictionsPerHour: 10}";
 /// A replica that kube-scheduler does not call leads half a minute after it finds no leader.
 const LATE: Duration = Duration::from_secs(90);
 
-/// A pod that its controller makes anew, and that may be moved.
+/// A pod that its controller recreates, and that may be moved.
 pub(crate) fn evictable(pod: PodBuilder, mib: u64) -> Pod {
     let pod = pod.gpu_mem(mib).annotation(names::EVICTABLE, "true");
     let mut pod = slow(pod, 600).build();
@@ -186,7 +186,7 @@ async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn whom_a_budget_protects_stays_and_another_moves() -> Result<()> {
+async fn a_pod_that_a_budget_protects_stays_and_another_moves() -> Result<()> {
     let turn = turn().await?;
     let (replica, _scheduler, case) = rig(&turn, "moves-budget", &[MOVES]).await?;
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
@@ -220,7 +220,7 @@ async fn a_successor_goes_on_where_the_eviction_was_not_sent() -> Result<()> {
 
     let successor = Replica::start(turn.cluster, "moves-heir", &[MOVES]).await?;
     let _scheduler = successor.scheduler(turn.cluster).await?;
-    // The sum of no node is enough for the other: nobody asks about it.
+    // The sum of no node is enough for the other: kube-scheduler does not ask about it.
     bound(&case, case.pod("asked").gpu_mem(1000)).await?;
     let gone = ends(&case, "y").await?;
     succeeded(&case, &gone, "y2", 3000, "a").await?;
@@ -242,7 +242,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
-    // It moves nobody, and ends what the other began.
+    // It moves no pod, and ends what the other began.
     let successor = Replica::start(
         turn.cluster,
         "moves-heir-icy",

@@ -1,4 +1,4 @@
-//! Pods of higher priority: whom they drive out, and whom not.
+//! Pods of higher priority: which pods they drive out, and which not.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_testkit::builders::{delete, set_running};
@@ -85,9 +85,9 @@ async fn victims_are_added_where_the_schedulers_own_free_no_card() -> Result<()>
 }
 
 #[tokio::test]
-async fn nobody_is_evicted_where_no_eviction_frees_a_card() -> Result<()> {
+async fn no_pod_is_evicted_if_no_eviction_frees_a_card() -> Result<()> {
     let rig = rig().await?;
-    let case = Case::new(rig.cluster, "in-vain").await?;
+    let case = Case::new(rig.cluster, "no-result").await?;
     case.node("n", &[10000, 10000]).create(&case.client).await?;
     // One of each priority on each card: without the low ones, the node's sum is enough.
     let mut cards = Vec::new();
@@ -138,7 +138,7 @@ async fn fragmentation_alone_starts_no_preemption() -> Result<()> {
 }
 
 #[tokio::test]
-async fn room_that_a_victim_leaves_goes_to_whom_it_left_for() -> Result<()> {
+async fn room_that_a_victim_leaves_goes_to_the_pod_it_left_for() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "nominated").await?;
     case.node("n", &[10000]).create(&case.client).await?;

@@ -212,7 +212,7 @@ async fn skewed(name: &str, extender: PathBuf, earlier_agent_first: bool) -> Res
     node.card("the card is condemned", |gpu| !gpu.healthy)
         .await?;
     let next = case.pod("next").gpu_mem(1).create(&case.client).await?;
-    eventually(SOON, "a failed card takes nobody", async || {
+    eventually(SOON, "a failed card takes no pod", async || {
         ensure!(extender.filter(&next, &node.name).await.is_err(), "it fits");
         Ok(())
     })

@@ -139,7 +139,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     ensure!(place.contains("position 1 of"), "{place}");
     let metrics = extender.metrics().await?;
     ensure!(metrics.contains("\ngpustow_queued_pods 3\n"), "{metrics}");
-    // By age, whoever bears a gate.
+    // By age, among the pods that have a gate.
     let mut order = vec![older];
     order.extend(line);
     for (index, next) in order.iter().enumerate() {
@@ -228,7 +228,7 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
 #[tokio::test]
 async fn queue_that_is_off_ungates_pods_and_leaves_other_gates() -> Result<()> {
     let cluster = open().await?;
-    // Its line goes with it, though nobody took its flag down.
+    // Its queue goes with it, though no replica took its flag down.
     let before = extender(&cluster, "before", "Always").await?;
     let case = Case::new(&cluster, "off").await?;
     let mut asks = case.pod("asks").gpu_mem(CARD).build();

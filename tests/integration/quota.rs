@@ -52,7 +52,7 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
     })
     .await?;
 
-    // The maximum is not given to whoever requests nothing, as docs/quotas.md says.
+    // The maximum is not given to a pod that requests nothing, as docs/quotas.md says.
     let mut idle = pod(json!({}), json!({ "containers": [{ "name": "a" }] }))?;
     idle.metadata.namespace = Some(case.namespace.clone());
     let made = try_create(client, &idle).await?;
@@ -153,7 +153,7 @@ async fn our_priority_is_the_systems_and_the_old_class_goes_without_harm() -> Re
     let kept = pods.patch("old", &PatchParams::default(), &change).await?;
     let priority = kept.spec.and_then(|spec| spec.priority);
     assert_eq!(priority, Some(1_000_000_000), "who bears it keeps it");
-    eventually(SOON, "nobody else takes it", async || {
+    eventually(SOON, "no other pod takes it", async || {
         let refused = pods
             .create(&params, &bearing("new", "gpustow-scheduler")?)
             .await;

@@ -1,5 +1,5 @@
 //! Memory that pods use beyond their requests is reclaimed for a pod that has a right to it, whether it waits or
-//! runs beside them, and nobody is touched without that setting.
+//! runs beside them, and no pod is touched without that setting.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::PodUse;
@@ -189,7 +189,7 @@ async fn reclaim_names_the_next_pod_that_needs_the_memory_once_the_first_is_gone
 }
 
 #[tokio::test]
-async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_else_is()
+async fn a_pod_that_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_no_other_is()
 -> Result<()> {
     let turn = turn().await?;
     let args = ["reclaim: {action: Evict}"];
@@ -229,7 +229,7 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
 }
 
 #[tokio::test]
-async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_where_nobody_looks()
+async fn a_pod_that_stays_over_its_limit_is_asked_though_no_other_wants_it_and_not_if_none_watches()
 -> Result<()> {
     let turn = turn().await?;
     let args = ["reclaim: {action: Event, overLimitAfter: 500ms}"];
@@ -247,7 +247,7 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
     let over = starts("over", "watch").await?;
     let free = starts("free", "none").await?;
     let within = starts("within", "watch").await?;
-    // Each report says it anew, as an agent's does.
+    // Each report says it again, as an agent's does.
     eventually(SOON, "it is asked", async || {
         // A hundredth more than the limit is no offence.
         let all = [(&over, 2021), (&free, 2021), (&within, 2020)];
@@ -277,7 +277,7 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
 }
 
 #[tokio::test]
-async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
+async fn no_pod_is_touched_unless_the_operator_wants_it() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "off", &[]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
@@ -407,7 +407,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_successor_goes_on_between_two_victims_and_evicts_nobody_else() -> Result<()> {
+async fn a_successor_goes_on_between_two_victims_and_evicts_no_other_pod() -> Result<()> {
     let turn = turn().await?;
     let case = Case::new(turn.cluster, "between").await?;
     let node = case.node("n", &[CARD]);

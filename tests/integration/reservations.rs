@@ -60,14 +60,14 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
 }
 
 #[tokio::test]
-async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()> {
+async fn an_extender_that_restarts_keeps_a_place_for_the_pod_that_waits() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let setup = Setup {
         config: &["reserve: {after: 1s}"],
         ..Setup::default()
     };
     let rig = Rig::start(&cluster, setup).await?;
-    let case = Case::new(rig.cluster, "places-anew").await?;
+    let case = Case::new(rig.cluster, "places-restart").await?;
     let [first, second, large] = reserved(&case).await?;
     event(&case.client, &large, "GpuMemoryReserved").await?;
 
@@ -149,7 +149,7 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     marked(&case, [None, None, Some("false")]).await?;
     node_event(&case.client, &name, "GpuReservationEnded").await?;
 
-    // Whoever decides next unmarks what is not kept any more.
+    // The next leader unmarks what is not kept any more.
     let next = case.pod("next").gpu_mem(2 * CARD);
     let next = next.annotation(names::GPU_COUNT, "2");
     let next = refused(&case.client, next, names::GPU_MEM).await?;

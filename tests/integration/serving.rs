@@ -1,4 +1,4 @@
-//! Metrics over TLS for those whom the API server lets in, the page served from a pod, and the
+//! Metrics over TLS for clients that the API server lets in, the page served from a pod, and the
 //! manifests for both, on a real API server.
 
 use std::path::Path;
@@ -111,14 +111,14 @@ async fn cluster() -> Result<&'static ControlPlane> {
 /// Who may what, by the manifests.
 struct Tokens {
     reader: String,
-    nobody: String,
+    stranger: String,
 }
 
 impl Tokens {
     async fn new(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             reader: cluster.token(SYSTEM, "gpustow-metrics-reader").await?,
-            nobody: cluster.token(SYSTEM, "gpustow-page").await?,
+            stranger: cluster.token(SYSTEM, "gpustow-page").await?,
         })
     }
 }
@@ -146,7 +146,7 @@ async fn keeps_metrics_from_strangers(url: &str, folder: &Path, tokens: &Tokens)
         status == 401 && !text.contains("gpustow_"),
         "{status} {text}"
     );
-    let (status, text) = get(Some(&tokens.nobody)).await?;
+    let (status, text) = get(Some(&tokens.stranger)).await?;
     ensure!(
         status == 403 && !text.contains("gpustow_"),
         "{status} {text}"
@@ -181,7 +181,7 @@ fn tls_args(folder: &Path) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_extender_shows_metrics_to_whom_the_api_server_lets_in() -> Result<()> {
+async fn the_extender_shows_metrics_to_clients_that_the_api_server_lets_in() -> Result<()> {
     let cluster = cluster().await?;
     let folder = tempfile::tempdir()?;
     Certificate::write(folder.path())?;
@@ -198,7 +198,7 @@ async fn the_extender_shows_metrics_to_whom_the_api_server_lets_in() -> Result<(
 }
 
 #[tokio::test]
-async fn the_agent_shows_metrics_to_whom_the_api_server_lets_in() -> Result<()> {
+async fn the_agent_shows_metrics_to_clients_that_the_api_server_lets_in() -> Result<()> {
     let cluster = cluster().await?;
     policy_holds(cluster).await?;
     let case = Case::new(cluster, "agent-tls").await?;
@@ -251,7 +251,7 @@ impl std::io::Write for Printed {
 }
 
 #[tokio::test]
-async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
+async fn the_page_is_shown_to_clients_that_the_api_server_lets_in() -> Result<()> {
     let cluster = cluster().await?;
     let folder = tempfile::tempdir()?;
     let certificate = Certificate::write(folder.path())?;
@@ -290,13 +290,13 @@ async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
         cluster.kubectl(&words).await?;
     }
     let allowed = cluster.token(&case.namespace, "reader").await?;
-    let nobody = cluster.token(SYSTEM, "gpustow-metrics-reader").await?;
+    let stranger = cluster.token(SYSTEM, "gpustow-metrics-reader").await?;
     let why = format!("{url}why?pod={}/shown", case.namespace);
 
     let (status, text) = certificate.get(&url, None, None).await?;
     ensure!(status == 200 && text.contains("Sign in"), "{status} {text}");
     for data in [&format!("{url}events"), &why] {
-        for (token, expected) in [(None, 401), (Some("made.up"), 401), (Some(&*nobody), 403)] {
+        for (token, expected) in [(None, 401), (Some("made.up"), 401), (Some(&*stranger), 403)] {
             let (status, text) = certificate.get(data, token, None).await?;
             ensure!(status == expected, "{data} {token:?}: {status} {text}");
             ensure!(!text.contains("shown"), "{text}");
@@ -315,7 +315,7 @@ async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
             "{host}: {status} {text}"
         );
     }
-    // It may read, and ask who somebody is, and no more.
+    // It may read, and ask who a user is, and no more.
     let as_page = format!(
         "--as=system:serviceaccount:{}:gpustow-page",
         names::NAMESPACE

@@ -30,7 +30,7 @@ async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
         Ok(())
     })
     .await?;
-    // A report that nobody repeats.
+    // A report that no agent repeats.
     case.node("n", &[8192]).create(&case.client).await?;
     let note = node_event(&case.client, &case.node_name("n"), "GpuAgentSilent").await?;
     ensure!(note.contains("has not reported for 6 s"), "{note}");

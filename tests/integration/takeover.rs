@@ -89,7 +89,7 @@ async fn a_replica_that_thaws_gives_up_and_comes_back_when_its_successor_has_lef
 
         let told = error(frozen.bind(&loser, &n).await)?;
         assert!(told.contains("successor"), "{told}");
-        // It relieved somebody less than a minute ago.
+        // It relieved another replica less than a minute ago.
         let told = error(frozen.filter(&newer, &n).await)?;
         assert!(
             told.contains("successor") && told.contains("point both"),
@@ -144,7 +144,7 @@ async fn one_look_at_the_lease_answers_for_every_pod_known_before() -> Result<()
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_deletes_is_taken_anew() -> Result<()> {
+async fn a_lease_that_is_deleted_is_taken_again() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "alone", &[]).await?;
     let case = Case::new(turn.cluster, "lease").await?;
@@ -192,10 +192,10 @@ async fn a_takeover_that_another_overtook_is_given_up() -> Result<()> {
         quick.place(&other, &n).await?;
         drop(unlisted);
 
-        let by_whom = name("quick");
+        let leader = name("quick");
         eventually(SOON, "it knows who decides", async || {
             let told = error(slow.filter(&own, &n).await)?;
-            ensure!(told.contains(&by_whom), "{told}");
+            ensure!(told.contains(&leader), "{told}");
             Ok(())
         })
         .await?;
@@ -208,7 +208,7 @@ async fn a_takeover_that_another_overtook_is_given_up() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_replica_that_was_relieved_wakes_whom_it_refused_once_more() -> Result<()> {
+async fn a_replica_that_was_relieved_wakes_the_pods_it_refused_once_more() -> Result<()> {
     let turn = turn().await?;
     let case = Case::new(turn.cluster, "asleep").await?;
     for name in ["n", "m"] {
@@ -298,7 +298,7 @@ async fn a_takeover_knows_what_the_watch_has_not_shown() -> Result<()> {
 
 #[tokio::test]
 async fn a_pair_takes_over_from_a_killed_one_whose_binding_is_still_under_way() -> Result<()> {
-    // For longer than anybody waits for an answer: a cluster of its own, so that nobody else waits.
+    // For longer than any client waits for an answer: a cluster of its own, so that no other case waits.
     let held = Duration::from_secs(60);
     let cluster = control_plane().await?;
     let case = Case::new(&cluster, "pair").await?;

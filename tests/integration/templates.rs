@@ -200,7 +200,7 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
 }
 
 #[tokio::test]
-async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() -> Result<()> {
+async fn an_unknown_key_is_refused_and_a_later_versions_is_warned_of() -> Result<()> {
     let cluster = installed().await?;
     let client = cluster.admin()?;
     // What `kubectl gpustow fit` says.

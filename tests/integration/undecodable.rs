@@ -99,7 +99,7 @@ async fn a_gpunode_of_an_older_schema_costs_its_own_node_alone() -> Result<()> {
     }
     replica.bind(&pod, &new_name).await?;
 
-    // Deleted, it is written anew.
+    // Deleted, it is written again.
     cluster.kubectl(&["delete", "gpunode", &old_name]).await?;
     old.report(&case.client).await?;
     let next = case.pod("q").gpu_mem(CARD).create(&case.client).await?;

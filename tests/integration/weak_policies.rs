@@ -1,4 +1,4 @@
-//! Somebody notices when an admission policy no longer holds what the books rely on.
+//! The extender notices when an admission policy no longer holds what the books rely on.
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
@@ -21,7 +21,7 @@ async fn check(cluster: &ControlPlane, account: &str) -> Result<(Answer, String)
 }
 
 #[tokio::test]
-async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
+async fn a_policy_that_does_not_hold_is_told_and_stops_no_pod() -> Result<()> {
     let cluster = control_plane().await?;
     let (_, said) = check(&cluster, ACCOUNT).await?;
     ensure!(!said.contains("validatingadmissionpolicy/"), "{said}");

@@ -1,4 +1,5 @@
-//! The webhook by which pods are admitted: it says what the plugin says, also while its certificate is replaced and while nobody answers.
+//! The webhook by which pods are admitted: it says what the plugin says, also while its certificate
+//! is replaced and while no replica answers.
 
 use std::time::Duration;
 
@@ -298,7 +299,7 @@ async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Resul
     let old = std::fs::read_to_string(webhook.folder.join("tls.crt"))?;
     let aside = tempfile::tempdir()?;
     let authority = certificate(aside.path(), "127.0.0.1")?;
-    // The old certificate stands for its own authority until nobody shows it any more.
+    // The old certificate stands for its own authority until no replica shows it any more.
     let both = format!("{authority}{old}");
     webhook.trusted(&cluster, &both).await?;
     for file in ["tls.crt", "tls.key"] {

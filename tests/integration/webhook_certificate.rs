@@ -103,14 +103,14 @@ async fn lead(
             break;
         }
     }
-    let port = found.context("nobody is ready")?;
+    let port = found.context("no replica is ready")?;
     let mut replica = TcpStream::connect(("127.0.0.1", port)).await?;
     tokio::select! {
         done = copy_bidirectional(&mut stream, &mut replica) => done.map(drop)?,
         changed = cut.changed() => {
             changed?;
             stream.shutdown().await?;
-            // Whoever closes too will not send a call here.
+            // A client that closes too will not send a call here.
             while stream.read(&mut [0; 1024]).await? > 0 {}
         }
     }
@@ -227,7 +227,7 @@ fn everywhere(operation: &str, field: &str, value: &Value) -> Value {
     (0..WEBHOOKS).map(one).collect()
 }
 
-/// Whom each webhook trusts.
+/// The authority that each webhook trusts.
 async fn trusted(cluster: &ControlPlane) -> Result<Vec<String>> {
     let at = "--output=jsonpath={range .webhooks[*]}{.clientConfig.caBundle}{\"\\n\"}{end}";
     let get = ["get", KIND, names::WEBHOOK_CONFIGURATION, at];
@@ -258,7 +258,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     })
     .await?;
 
-    // Nobody said how long the administrator's certificate holds: another one is made at once. The
+    // It is unknown how long the administrator's certificate holds: another one is made at once. The
     // replica that may have made it is killed half-way.
     let next = |secret: &Value| secret["data"]["next.crt"].clone();
     let unsaid = |secret: &Value| !secret["metadata"]["annotations"].is_object();
@@ -284,7 +284,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
         .await?;
     ensure!(back["data"]["tls.crt"] == renewed["data"]["tls.crt"]);
 
-    // Whom the API server trusts is lost.
+    // The authority that the API server trusts is lost.
     let untrusted = everywhere("remove", "caBundle", &Value::Null);
     patched(&rig.cluster, &untrusted).await?;
     answers().await?;
@@ -303,7 +303,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     })
     .await?;
 
-    // Everything is lost, and nobody remembers: as on the first day.
+    // Everything is lost, and no replica remembers: as on the first day.
     for replica in &rig.replicas {
         replica.process.kill9();
     }
@@ -314,8 +314,8 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
         replica.wait_ready().await?;
     }
     answers().await?;
-    let anew = rig.secret().await?;
-    ensure!(anew["data"]["tls.crt"] != back["data"]["tls.crt"]);
+    let made = rig.secret().await?;
+    ensure!(made["data"]["tls.crt"] != back["data"]["tls.crt"]);
     Ok(())
 }
 
@@ -363,7 +363,7 @@ async fn with_helm_the_extenders_take_over_the_certificate_that_helm_made() -> R
 }
 
 #[tokio::test]
-async fn the_extender_changes_nothing_of_the_webhook_but_whom_to_trust() -> Result<()> {
+async fn the_extender_changes_nothing_of_the_webhook_but_the_authority_it_trusts() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     applied(&cluster).await?;
     let extender = account(&cluster, SYSTEM, ACCOUNT).await?;

@@ -1,5 +1,5 @@
 //! kube-scheduler's protocol to the letter, against an extender that watches a real API server: what
-//! upstream's own tests send, and what nobody should.
+//! upstream's own tests send, and what no client should.
 
 use anyhow::{Context as _, Result, ensure};
 use axum::http::{Request, header};
@@ -110,7 +110,7 @@ async fn rubbish_is_answered_with_what_each_verb_has_for_failures() -> Result<()
 }
 
 #[tokio::test]
-async fn lists_may_be_null_or_many_mib_long_or_name_nodes_that_nobody_knows() -> Result<()> {
+async fn lists_may_be_null_or_many_mib_long_or_name_unknown_nodes() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "lists", &[]).await?;
     let pod = |mib: u64| {
@@ -334,7 +334,7 @@ async fn large_calls_that_never_end_leave_room_for_ordinary_ones() -> Result<()>
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "large", &[]).await?;
     let address = replica.extender.url.trim_start_matches("http://");
-    // All of a call but its last byte: it holds its room until that comes, or nobody waits any more.
+    // All of a call but its last byte: it holds its room until that comes, or no client waits any more.
     let large = vec![b' '; 15 << 20];
     let head = format!(
         "POST /filter HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
@@ -368,7 +368,7 @@ async fn large_calls_that_never_end_leave_room_for_ordinary_ones() -> Result<()>
 }
 
 #[tokio::test]
-async fn half_sent_requests_keep_nobody_from_the_health_port() -> Result<()> {
+async fn half_sent_requests_keep_no_client_from_the_health_port() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "half", &[]).await?;
     let address = replica.extender.health_url.trim_start_matches("http://");

@@ -224,7 +224,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     for ends in [&occupant, &small[1]] {
         delete(client, ends, 0).await?;
     }
-    // It says so once in a quarter of an hour, whatever the cause; one that starts anew says it again.
+    // It says so once in a quarter of an hour, whatever the cause; one that restarts says it again.
     karpenter.restart()?;
     let blocked = "--field-selector=reason=DisruptionBlocked,involvedObject.kind=Node";
     let blocked = ["get", "events", "--all-namespaces", blocked];

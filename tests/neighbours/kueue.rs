@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::manager::Manager;
 use crate::site::{CARD, SOON, Site, gates, is_bound};
 
-/// Kueue's gate on pods that are nobody's.
+/// Kueue's gate on pods without an owner.
 const ADMISSION: &str = "kueue.x-k8s.io/admission";
 const QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
@@ -144,7 +144,7 @@ async fn jobs_are_admitted_by_quota_and_then_queued() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_of_nobodys_is_gated_twice_and_nobody_waits_for_it_meanwhile() -> Result<()> {
+async fn a_pod_without_an_owner_is_gated_twice_and_no_pod_waits_for_it_meanwhile() -> Result<()> {
     let (site, _) = Site::with_queue(3, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _kueue = kueue(&site, None).await?;

@@ -49,7 +49,7 @@ async fn a_container_sees_its_card_and_what_it_uses_is_its_pods() -> Result<()> 
         })
         .await?;
 
-        // Whoever looks anew sees the same.
+        // A second look sees the same.
         let report = node.report().await?;
         let annotations = node.case.pods().get("p").await?.annotations().clone();
         node.restart_agent().await?;

@@ -92,7 +92,7 @@ pub(crate) fn replace(root: &Path, library: &Path, version: &str, limits: bool) 
 }
 
 /// The kernel's half of the driver: who asks it for memory of the first card gets it, but for what goes beyond the
-/// limit of his cgroup or of one above it, whoever has set that. It knows who asks by the socket.
+/// limit of his cgroup or of one above it, whichever program has set that. It knows who asks by the socket.
 pub(crate) struct Kernel(JoinHandle<()>);
 
 impl Kernel {

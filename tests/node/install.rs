@@ -316,7 +316,7 @@ async fn leader(site: &Site) -> Result<String> {
     let lease = "kubectl get lease gpustow-scheduler -n gpustow-system --output=jsonpath={.spec.holderIdentity}";
     let holder = site.types(lease).await?;
     let pod = holder.split('_').next().filter(|pod| !pod.is_empty());
-    Ok(pod.context("nobody leads")?.to_owned())
+    Ok(pod.context("no replica leads")?.to_owned())
 }
 
 /// Each pod, its containers and what it holds.

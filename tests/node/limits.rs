@@ -183,7 +183,7 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
         says(node, "Cgroup").await?;
         refused(node, &kernel).await?;
         fails(node, "second", "cgroup").await?;
-        // With an older toolkit it starts without a limit, which nobody could read.
+        // With an older toolkit it starts without a limit, which no agent could read.
         node.has("toolkit", "1.20.0")?;
         node.runs_again("second").await?;
         condition(node, "Unknown", "NotReadable").await?;

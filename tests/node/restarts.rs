@@ -35,7 +35,7 @@ async fn zero(node: &RealNode) -> Result<()> {
 
 /// What the others are about.
 #[tokio::test]
-async fn a_kubelet_that_starts_rejects_running_pods_where_nobody_mends_the_capacity() -> Result<()>
+async fn a_kubelet_that_starts_rejects_running_pods_if_no_agent_corrects_the_capacity() -> Result<()>
 {
     on_node("rejects", 2, async |node| {
         two_pods(node).await?;

@@ -157,7 +157,7 @@ const cases = {
     await page.getByText("kube-scheduler said: 0/6 nodes").waitFor();
     assert.match(await triton.locator("pre").textContent(), /To make room for it:\n {2}reclaim is off/);
     await page.keyboard.press("/");
-    await page.keyboard.type("nobody");
+    await page.keyboard.type("absent");
     await page.getByText("No waiting pod matches").waitFor();
   },
 
@@ -289,7 +289,7 @@ const cases = {
     assert.equal(colours[0], colours[1]);
   },
 
-  async "full nodes of a large cluster are a line each until somebody asks"() {
+  async "full nodes of a large cluster are a line each until a person asks"() {
     const made = cluster(120, 1);
     const reports = made.items.filter(({ kind }) => kind === "GpuNode");
     made.items = made.items.filter(({ kind }) => kind !== "Pod");
@@ -400,7 +400,7 @@ const cases = {
     between.close();
   },
 
-  async "a token is asked for where somebody guards the page"() {
+  async "a token is asked for if the page is guarded"() {
     const { url } = await serve(cluster(3, 2));
     const context = await browser.newContext();
     const page = await context.newPage();

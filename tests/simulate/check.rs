@@ -128,12 +128,12 @@ pub(crate) fn ended(pod: &Value) -> bool {
     )
 }
 
-/// Does somebody hold it back?
+/// Does a gate hold it back?
 pub(crate) fn gated(pod: &Value) -> bool {
     gates(pod).next().is_some()
 }
 
-/// Somebody other than gpustow?
+/// A gate that is not gpustow's?
 pub(crate) fn gated_by_others(pod: &Value) -> bool {
     gates(pod).any(|gate| gate != names::GATE)
 }
@@ -179,8 +179,8 @@ pub(crate) fn reserved_on(pod: &Value) -> Option<String> {
     Some(Reservation::decode(annotation)?.node)
 }
 
-/// Whom the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority for which room
-/// is kept on its node.
+/// The pod that the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority
+/// for which room is kept on its node.
 pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) -> Option<String> {
     let Some(node) = pod["spec"]["nodeName"].as_str() else {
         return Some(format!(

@@ -177,7 +177,7 @@ scripts! {
         stage.end("y").await?;
         stage.bound("p", "b").await?;
     }
-    nobody_of_equal_priority_goes(stage) {
+    no_pod_of_equal_priority_goes(stage) {
         stage.node("a", 4000).await?;
         stage.pod("x", 3000, "high").await?;
         stage.bound("x", "a").await?;

@@ -230,9 +230,9 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
         let mut alike = alike.filter(|it| group(pod).is_some() && group(it) == group(pod));
         let shown = |it: &Copy| server.disruptions.is_shown(it, node);
         if !shown(pod) && !alike.any(shown) && !short() {
-            let whom = name(pod);
+            let pod = name(pod);
             wrong.push(format!(
-                "{who} is disrupted for {whom} on {node}, which was not shown for it"
+                "{who} is disrupted for {pod} on {node}, which was not shown for it"
             ));
         }
     }
@@ -281,9 +281,9 @@ impl Server {
         let gain =
             |objects: &Objects, reported: &Objects| gains(objects, reported, pod, node, &gone);
         if !may_hold(self, node, link.view(), gain) {
-            let whom = name(pod);
+            let pod = name(pod);
             self.wrong.push(format!(
-                "{victims:?} are evicted for {whom} on {node} without a gain"
+                "{victims:?} are evicted for {pod} on {node} without a gain"
             ));
         }
         let by = By::Scheduler(Arc::as_ptr(link).addr());
@@ -319,10 +319,10 @@ impl Server {
                 // Of a nomination that is cleared another replica knows nothing.
                 may |= matches!((done.by, by), (By::Scheduler(a), By::Scheduler(b)) if a != b);
                 if !may && views(self, age).all(sufficed) {
-                    let (whom, first) = (name(pod), &done.node);
+                    let (pod, first) = (name(pod), &done.node);
                     let after = format!("{:?} on {first} {age:?} before", done.victims);
                     self.wrong.push(format!(
-                        "{victims:?} on {node} are victims for {whom}, after {after}"
+                        "{victims:?} on {node} are victims for {pod}, after {after}"
                     ));
                 }
                 (Instant::now(), BTreeSet::new())

@@ -28,7 +28,7 @@ use crate::server::{Copy, Kind};
 
 const MIB: u64 = 1 << 20;
 
-/// A process of a pod, or of somebody else, on one card.
+/// A process of a pod, or an unmanaged one, on one card.
 struct Running {
     /// The pod's UID; none for a stranger.
     pod: Option<String>,
@@ -87,7 +87,7 @@ impl Machine {
         format!("GPU-{}-{card}", self.name)
     }
 
-    /// Its agent starts anew.
+    /// Its agent restarts.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.agent.abort();
         let seed = self.random.random();
@@ -213,7 +213,7 @@ impl Machine {
         if let Ok(node) = server.get(&key) {
             let capacity = &node["status"]["capacity"];
             let patch = json!({ "status": { "allocatable": capacity } });
-            // Nobody deletes nodes.
+            // No client deletes nodes.
             let _ = server.patch(key, &patch, false, true);
         }
     }
@@ -248,7 +248,7 @@ impl Machine {
         }
     }
 
-    /// Somebody else uses so much of one of its cards, in place of what he used before.
+    /// Unmanaged processes use so much of one of its cards, in place of what they used before.
     pub(crate) fn strangers(&mut self, mib: u64) -> Result<()> {
         let card = self.random.random_range(0..self.cards.len());
         self.running
@@ -263,7 +263,7 @@ impl Machine {
             .try_for_each(|card| self.run(None, card, mib, "0::/system.slice/x.service"))
     }
 
-    /// Nobody but pods uses its cards any more.
+    /// Only pods use its cards from now on.
     pub(crate) fn leave(&mut self) {
         self.running.retain(|it| it.pod.is_some());
     }

@@ -1,5 +1,5 @@
 //! The way between a process and the API server: kube's client on one side, the server's calls on the other, and
-//! in between messages that are late, lost, refused, or that nobody waits for any more.
+//! in between messages that are late, lost, refused, or that no client waits for any more.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -56,7 +56,7 @@ pub(crate) struct Odds {
     pub(crate) refused: u32,
     /// It breaks off before or after it was done.
     pub(crate) broken: u32,
-    /// It arrives a minute late, when nobody waits for it.
+    /// It arrives a minute late, when no client waits for it.
     pub(crate) late: u32,
     /// A watch ends early at each of its events.
     pub(crate) unwatched: u32,
@@ -210,7 +210,7 @@ impl Link {
             false => serde_json::from_slice(&body)?,
         };
         let mut call = Call::of(&head, body);
-        // As it is sent: what happens while it is under way nobody can know.
+        // As it is sent: what happens while it is under way cannot be known.
         call.judge(&locked(&self.server), self.view());
         self.pass().await?;
         if call.asked.watches.is_none() || !self.odds().slow {
@@ -228,7 +228,7 @@ impl Link {
         if let Some(start) = call.asked.watches {
             return Ok(self.watch(call, start));
         }
-        // What is under way arrives whether or not somebody waits.
+        // What is under way arrives whether or not a client waits.
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
         let life = locked(&server).life();
@@ -238,7 +238,7 @@ impl Link {
             }
             let mut server = locked(&server);
             if server.life() == life {
-                // Nobody may wait any more.
+                // Perhaps no client waits any more.
                 let _ = tell.send(call.answer(&mut server));
             }
         });

@@ -20,8 +20,8 @@ pub(crate) fn nominated(pod: &Value) -> Option<&str> {
     pod["status"]["nominatedNodeName"].as_str()
 }
 
-/// Whom the node's sum would have go for this pod; those of high priority are spared first. None if it would not fit
-/// without them either.
+/// The pods that the node's sum would have go for this pod; those of high priority are spared first. None if it would
+/// not fit without them either.
 fn victims(cache: &Cache, pod: &Value, node: &str) -> Option<Vec<Copy>> {
     let here = cache.here(node);
     let (mut lower, others): (Vec<_>, Vec<_>) =

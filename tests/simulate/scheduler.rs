@@ -139,7 +139,7 @@ impl Scheduler {
             }
             let leads = *told.borrow_and_update();
             if led && !leads {
-                // It ends when it hears that it leads no more, and its container starts anew.
+                // It ends when it hears that it leads no more, and its container restarts.
                 *locked(&self.cache) = Cache::default();
                 at = 0;
             }
@@ -180,7 +180,7 @@ impl Scheduler {
         locked(&self.beside).clone()
     }
 
-    /// The extender was started anew.
+    /// The extender was restarted.
     pub(crate) fn put_beside(&self, beside: Beside) {
         *locked(&self.beside) = beside;
     }

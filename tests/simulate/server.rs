@@ -18,7 +18,7 @@ use crate::past::Past;
 use crate::scheduler::name;
 use crate::story::Story;
 
-/// What was seen longer ago than a silent agent's report may be used, and a message may be late, nobody may act on.
+/// What was seen longer ago than a silent agent's report may be used, and a message may be late, no component may act on.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The server.
@@ -189,7 +189,7 @@ impl Server {
         self.wrong.extend(written.err().map(|it| it.2));
     }
 
-    /// Evicts a pod; nobody may have one evicted that keeps within its request, unless it moves.
+    /// Evicts a pod; no extender may have one evicted that keeps within its request, unless it moves.
     pub(crate) fn evict(&mut self, key: Key, eviction: &Value, unwanted: Vec<String>) -> Answer {
         let precondition = &eviction["deleteOptions"]["preconditions"];
         if check::guarded(&*self.get(&key)?) && self.disruptions() == Some(0) {

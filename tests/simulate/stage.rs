@@ -226,8 +226,8 @@ impl Stage {
         }
     }
 
-    /// What it was asked about each pod. The same question counts once: the simulated one looks at pods in vain now and
-    /// then where the real one does not, as while a victim ends.
+    /// What it was asked about each pod. The same question counts once: the simulated one looks at pods without result now
+    /// and then if the real one does not, as while a victim ends.
     pub(crate) fn heard(&self) -> BTreeMap<String, Vec<String>> {
         let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (pod, text) in locked(&self.0.heard).iter() {
@@ -332,7 +332,7 @@ impl Stage {
         .await
     }
 
-    /// Somebody has it end, and its kubelet has not said that it has.
+    /// A client has it end, and its kubelet has not said that it has.
     pub(crate) async fn ending(&self, name: &str) -> Result<()> {
         self.until(&format!("{name} is to end"), async || {
             let pod = self.0.cluster.pod(name).await?.unwrap_or_default();
@@ -357,7 +357,7 @@ impl Stage {
             .await
     }
 
-    /// Nobody asks about this pod while nothing happens.
+    /// kube-scheduler does not ask about this pod while nothing happens.
     pub(crate) async fn sleeps(&self, pod: &str) -> Result<()> {
         // What happened before has its consequences.
         sleep(QUIET).await;

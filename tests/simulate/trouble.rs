@@ -145,7 +145,7 @@ impl World {
         if mode == Mode::Up {
             machine.restart()?;
             machine.link.set_odds(odds);
-            self.tell(format!("the agent of {name} starts anew"));
+            self.tell(format!("the agent of {name} restarts"));
             return Ok(());
         }
         let link = machine.link.clone();

@@ -229,7 +229,7 @@ impl World {
         })
     }
 
-    /// Takes somebody else's gate off.
+    /// Takes another controller's gate off.
     pub(crate) fn ungate(&mut self) {
         let pod = {
             let server = locked(&self.server);

@@ -264,7 +264,7 @@ impl World {
 
     /// All is well from now on, and the schedulers of one replica lead.
     async fn calm(&mut self) {
-        // Nobody hears of another leader after this.
+        // No client hears of another leader after this.
         sleep(Duration::from_secs(100)).await;
         self.tell("all is well from now on");
         let leader = self.random.random_range(0..self.replicas.len());

@@ -15,23 +15,23 @@ pods are changed as they are created|policies::an_asking_pod_gets_scheduler_labe
 good requests pass|policies::good_requests_pass
 bad requests are refused|policies::bad_requests_are_refused_in_the_extenders_words
 other pods are left alone|policies::a_pod_that_asks_for_nothing_is_created_as_ever
-nobody forges an assignment|attack::extender::nobody_but_the_extender_writes_its_keys_through_any_door_that_there_is
+no client forges an assignment|attack::extender::only_the_extender_writes_its_keys_through_any_door_that_there_is
 bound with annotations in one write|main_path::one_pod_is_bound_with_its_gpu_in_the_same_write
 a Binding needs its resourceVersion|takeover::a_binding_that_arrives_after_a_takeover_fails
-the Lease is taken anew|takeover::a_lease_that_somebody_deletes_is_taken_anew
+the Lease is taken again|takeover::a_lease_that_is_deleted_is_taken_again
 a condition wakes a waiting pod|waiting::a_waiting_pod_is_bound_though_the_extenders_watch_is_late
 preemption frees a GPU|preemption::the_schedulers_own_victim_frees_the_card
 webhook: others do not notice it|webhook::pods_that_ask_for_nothing_do_not_notice_that_the_webhook_is_down
 webhook: certificate replaced|webhook::no_pod_is_refused_while_the_webhooks_certificate_is_replaced
 webhook: certificate of its own|webhook_certificate::no_pod_is_refused_while_the_extenders_renew_their_certificate
-webhook: extender held to caBundle|webhook_certificate::the_extender_changes_nothing_of_the_webhook_but_whom_to_trust
+webhook: extender held to caBundle|webhook_certificate::the_extender_changes_nothing_of_the_webhook_but_the_authority_it_trusts
 pods are queued, and some never|attack::queue::pods_are_queued_while_the_status_says_so_and_some_never
 the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_has_the_right
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
 the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
 victims by the switches alone|fragmented::kube_scheduler_that_asks_about_fragmented_memory_gets_victims_by_the_switches
 preemption for fragmented memory|fragmented::one_of_lower_priority_ends_and_the_pod_gets_its_card
-none where it is off|fragmented::nobody_ends_unless_the_operator_wants_it_nor_for_who_may_not_preempt
+none where it is off|fragmented::no_pod_ends_unless_the_operator_wants_it_nor_for_a_pod_that_may_not_preempt
 what preempts deletes no other pod|attack::fragmented::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
 plugin and webhook say the same|webhook::plugin_and_webhook_say_the_same_of_every_pod
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus

@@ -115,7 +115,7 @@ fn a_secret_that_is_lost_or_spoilt_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_certificate_of_somebody_elses_is_served_until_ours_is_trusted() {
+fn a_certificate_that_is_not_ours_is_served_until_ours_is_trusted() {
     let (theirs, authority) = (Pair::new(at(0)).unwrap(), Pair::new(at(0)).unwrap());
     let mut kept = Kept::of_pair(theirs.clone(), at(0));
     (kept.authority, kept.renew_after) = (authority.cert.clone(), None);
@@ -146,7 +146,7 @@ fn a_certificate_of_somebody_elses_is_served_until_ours_is_trusted() {
 }
 
 #[test]
-fn whoever_takes_the_bundle_away_gets_it_back() {
+fn a_bundle_that_is_removed_is_written_again() {
     let mut world = World::default();
     world.run(0);
     let before = world.bundle.clone();

@@ -1,4 +1,4 @@
-//! What a fallen extender or scheduler tries, and an agent whose node is somebody else's.
+//! What a fallen extender or scheduler tries, and an agent whose node is another's.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::names;
@@ -131,7 +131,7 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
                 },
             ),
             row(
-                "somebody's Lease",
+                "another's Lease",
                 "POST",
                 kube_system.clone(),
                 lease("kube-system", "kube-controller-manager").1,
@@ -159,7 +159,7 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
                 Refused("forbidden"),
             ),
             row(
-                "somebody's claim",
+                "another's claim",
                 "DELETE",
                 format!("{claims}/c"),
                 Value::Null,
@@ -213,7 +213,7 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
     run("scheduler", &scheduler, doors("scheduler")).await?;
     run("extender", &extender, doors("extender")).await?;
 
-    // Every field that this Kubernetes has, not those that somebody remembered.
+    // Every field that this Kubernetes has, not those that a person remembered.
     let document = Document::read(&case.client).await?;
     let allowed = [
         "conditions",
@@ -313,7 +313,7 @@ async fn a_fallen_agent_lies_about_its_own_cards_alone_and_in_bounds() -> Result
 
 /// New doors of new Kubernetes are tried without anybody knowing of them.
 #[tokio::test]
-async fn nobody_but_the_extender_writes_its_keys_through_any_door_that_there_is() -> Result<()> {
+async fn only_the_extender_writes_its_keys_through_any_door_that_there_is() -> Result<()> {
     let cluster = besieged().await?;
     let case = Case::new(cluster, "any-door").await?;
     make(&case, "bound", json!({}), asking(), Some("n")).await?;

@@ -57,7 +57,7 @@ async fn a_tenants_flood_of_pods_keeps_no_neighbour_out() -> Result<()> {
     neighbours_are_served(&neighbour, "nothing").await?;
     let before = rig.extender.process.resident()?;
 
-    // Each asks for something that nobody else does, that the node's sum has, and no card; under the longest names.
+    // Each asks for something that no other pod does, that the node's sum has, and no card; under the longest names.
     let tail = "x".repeat(LONG);
     let distinct = (0..FLOOD).map(|index| {
         let pod = tenant.pod(&format!("a{index}-{tail}"));

@@ -77,7 +77,7 @@ async fn a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy(
             options.clone(),
             alone,
         ));
-        // kube-scheduler's own preemption, of the same account, deletes whom it likes.
+        // kube-scheduler's own preemption, of the same account, deletes the pods that it likes.
         scheduler.push(row(trick, "DELETE", path, options, beside));
     }
     let all = row(

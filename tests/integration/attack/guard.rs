@@ -1,4 +1,4 @@
-//! What the guard alone holds, and what nobody holds without it.
+//! What the guard alone holds, and what no policy holds without it.
 
 use anyhow::Result;
 use gpustow_api::names;

@@ -143,7 +143,7 @@ fn rows(case: &Case, verdict: impl Fn(Door, &str) -> Verdict) -> Result<Vec<Row>
 const FORBIDDEN: Verdict = Refused("cannot ");
 
 #[tokio::test]
-async fn each_key_is_its_writers_whoever_tries_and_by_whatever_door() -> Result<()> {
+async fn each_key_is_its_writers_alone_by_whatever_door() -> Result<()> {
     let cluster = besieged().await?;
     let (case, edit) = tenant(cluster, "keys", false).await?;
     let namespace = format!("--namespace={}", case.namespace);
@@ -174,7 +174,7 @@ async fn each_key_is_its_writers_whoever_tries_and_by_whatever_door() -> Result<
     run("admin of the namespace", &admin, rows(&case, tenants)?).await?;
     let view = account(cluster, &case.namespace, "view").await?;
     run("view", &view, rows(&case, |_, _| FORBIDDEN)?).await?;
-    // Whom RBAC lets do anything.
+    // An account that RBAC lets do anything.
     run(
         "admin of the cluster",
         &case.client,
@@ -318,7 +318,7 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
             no("DELETE", policy, Value::Null);
         }
     }
-    // Whoever takes it off its pod is warned of less.
+    // A user that takes it off its pod is warned of less.
     let waits = pods(&case, "/waits");
     for value in [Value::Null, json!("false")] {
         let body = label(names::MANAGED_LABEL, value);

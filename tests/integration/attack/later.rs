@@ -1,4 +1,4 @@
-//! What somebody tries who may edit one namespace, with pods that are there.
+//! What a user tries that may edit one namespace, with pods that are there.
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;
@@ -172,7 +172,7 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         ),
     ];
     run("edit", &edit, rows).await?;
-    // Where agents set limits, whoever may edit pods may have them follow the annotation, and change nothing else.
+    // If agents set limits, a user that may edit pods may have them follow the annotation, and change nothing else.
     let role = repository("manifests/set-limits/rbac.yaml");
     cluster.apply(&std::fs::read_to_string(role)?).await?;
     let path = pods(&case, "/bound");

@@ -339,7 +339,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         .kubectl(&["create", "rolebinding", "lifts", role, &namespace, &user])
         .await?;
     let path = pods(&case, "/waits");
-    eventually(SOON, "whoever has the right may ungate", async || {
+    eventually(SOON, "a user that has the right may ungate", async || {
         let refused = send(&edit, "PATCH", &path, &ungate()).await?;
         ensure!(refused.is_none(), "{refused:?}");
         Ok(())
@@ -349,7 +349,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         .kubectl(&["delete", "rolebinding", "lifts", &namespace])
         .await?;
 
-    // In a namespace whose pods stand in no line nobody is kept from anything.
+    // In a namespace whose pods are never queued no user is kept from anything.
     let label = format!("{}=off", names::QUEUE_LABEL);
     cluster
         .kubectl(&["label", "namespace", &case.namespace, &label])

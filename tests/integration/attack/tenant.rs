@@ -1,4 +1,4 @@
-//! What somebody tries who may edit one namespace, when it makes pods.
+//! What a user tries that may edit one namespace, when it makes pods.
 
 use anyhow::Result;
 use gpustow_api::names;

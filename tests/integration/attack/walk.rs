@@ -1,5 +1,5 @@
 //! Every door of this API server by which pods come to be, or by which pods and nodes are changed. What a
-//! new Kubernetes brings is found by walking what it says of itself, tried, and named until somebody has
+//! new Kubernetes brings is found by walking what it says of itself, tried, and named until a person has
 //! looked at it.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use super::{Refused, besieged, make, note, row, run};
 use crate::agent_token::{agent_client, patch, send};
 use crate::policies::asks;
 
-/// Doors of pods and nodes that somebody has looked at.
+/// Doors of pods and nodes that a person has looked at.
 const DOORS: [&str; 14] = [
     // Held by the policies.
     "v1 pods",
@@ -50,7 +50,7 @@ const MAKERS: [&str; 8] = [
 ];
 
 #[tokio::test]
-async fn no_door_is_there_that_nobody_has_looked_at() -> Result<()> {
+async fn every_door_that_is_there_has_been_looked_at() -> Result<()> {
     let client = besieged().await?.admin()?;
     let (mut doors, mut makers) = (BTreeSet::new(), BTreeSet::new());
     for (api, document) in all(&client).await? {
@@ -240,7 +240,7 @@ async fn an_agent_changes_nothing_else_of_a_node_through_any_door() -> Result<()
     let back = tainted(&[&startup, &harder, &foreign]);
     let answer = send(&agent, "PATCH", &path, &back).await?;
     ensure!(answer.is_some(), "it put the taint on its node");
-    // What a call through a node's or a pod's proxy could do is nobody's of ours to make.
+    // What a call through a node's or a pod's proxy could do is for none of our accounts to make.
     for path in [
         format!("/api/v1/nodes/{mine}/proxy/pods"),
         format!("/api/v1/nodes/{mine}/proxy/exec"),
