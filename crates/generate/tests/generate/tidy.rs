@@ -140,7 +140,7 @@ fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
     Ok(())
 }
 
-/// Delays and ages are counted on the monotonic clock: whoever wants the time of day gets it in `Now`.
+/// Delays and ages are counted on the monotonic clock: code that wants the time of day gets it in `Now`.
 #[test]
 fn the_agent_reads_the_time_of_day_in_one_file() -> io::Result<()> {
     let home = root().join("crates/agent/src/clock.rs");
@@ -152,7 +152,7 @@ fn the_agent_reads_the_time_of_day_in_one_file() -> io::Result<()> {
     Ok(())
 }
 
-/// What changes the ledger's books is one of their verbs, and scores and queue follow it: nobody else
+/// What changes the ledger's books is one of their verbs, and scores and queue follow it: no other code
 /// reaches a field.
 #[test]
 fn no_field_of_the_ledger_is_visible_outside_its_part() -> io::Result<()> {
@@ -233,6 +233,21 @@ fn imports_of_the_ledger_run_down() -> io::Result<()> {
         }
     }
     assert!(up.is_empty(), "{up:#?}");
+    Ok(())
+}
+
+/// Comments, names and texts, of tests too. `words` alone spells the words.
+#[test]
+fn code_is_written_in_plain_words() -> io::Result<()> {
+    let words = crate::words::IN_NO_CODE.join("|").replace(' ', "[ _-]");
+    let mut git = Command::new("git");
+    let grep = git.args(["grep", "--untracked", "-niE", &words, "--", ":!*/words.rs"]);
+    let grep = grep.args([
+        "*.rs", "*.sh", "*.yaml", "*.js", "*.mjs", "*.patch", "Makefile",
+    ]);
+    let output = grep.current_dir(root()).output()?;
+    let found = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{found}");
     Ok(())
 }
 

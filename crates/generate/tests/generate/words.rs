@@ -26,6 +26,10 @@ pub(crate) const WORDS: [&str; 17] = [
     "so many",
 ];
 
+/// Those of them that no code has either: no comment, name or text.
+pub(crate) const IN_NO_CODE: [&str; 6] =
+    ["nobody", "somebody", "whoever", "whom", "anew", "in vain"];
+
 /// The crates whose texts users see.
 const CRATES: [&str; 9] = [
     "agent",
