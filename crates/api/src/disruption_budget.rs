@@ -72,15 +72,25 @@ mod tests {
     use super::*;
     use crate::intree::Label;
 
+    fn pod(labels: &[(&str, &str)]) -> PodFacts {
+        let labels = labels.iter().map(|(key, value)| Label::new(key, value));
+        PodFacts {
+            labels: labels.collect(),
+            ..PodFacts::new("default", "p", "p")
+        }
+    }
+
     fn covers(selector: &Value, labels: &[(&str, &str)]) -> bool {
         let status = json!({ "disruptionsAllowed": 0, "currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0 });
         let budget = json!({ "spec": { "selector": selector }, "status": status });
         let budget = DisruptionBudget::of(&serde_json::from_value(budget).expect("a budget"));
-        let labels = labels.iter().map(|(key, value)| Label::new(key, value));
-        budget.covers(&PodFacts {
-            labels: labels.collect(),
-            ..PodFacts::new("default", "p", "p")
-        })
+        budget.covers(&pod(labels))
+    }
+
+    #[test]
+    fn budget_that_cannot_be_read_protects_all_pods_with_labels() {
+        let budget = DisruptionBudget::unreadable(&ObjectMeta::default());
+        assert!(budget.covers(&pod(&[("app", "a")])) && budget.allowed == 0);
     }
 
     #[test]
