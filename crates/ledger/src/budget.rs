@@ -12,8 +12,8 @@ use crate::reason::Reason;
 /// What one periodic look may cost: it holds the lock that filter calls wait for. A fit of a pod of one GPU counts as
 /// [`FIT`], a search adds its steps, and each pod or node that is only looked at counts once.
 const LOOK: u64 = 4096;
-/// What one part of a round may cost, in GPUs looked at: some milliseconds.
-const ROUND: u64 = 50_000;
+/// What one part of a round may cost, in nodes and GPUs looked at, each up to a microsecond or two: some milliseconds.
+const ROUND: u64 = 8_000;
 /// The same for what a filter call does at its end: some tenths of a millisecond.
 const CALL: u64 = 512;
 /// What a plan may cost that is made for people: it holds no lock.
