@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, config, node};
+use crate::objects::{Files, NOW, config, node};
 
 fn namespace(name: &str, labels: &Value) -> Value {
     json!({ "kind": "Namespace", "metadata": { "name": name, "labels": labels } })

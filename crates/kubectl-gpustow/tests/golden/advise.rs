@@ -8,7 +8,7 @@ use gpustow_pack::Mib;
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, holder, node, owner, report};
+use crate::objects::{Files, NOW, holder, node, owner, report};
 use crate::same;
 
 const GPU: u64 = 24_000;

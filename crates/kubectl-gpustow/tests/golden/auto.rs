@@ -5,7 +5,7 @@ use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
 use crate::advise::workload;
-use crate::incidents::{Files, NOW, node, report, waiting};
+use crate::objects::{Files, NOW, node, report, waiting};
 
 const DAY: u64 = 1440;
 

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::incidents::{Files, healthy};
+use crate::objects::{Files, healthy};
 
 fn of_type(name: &str) -> Result<Files> {
     let mut objects = healthy().to_vec();

@@ -6,7 +6,7 @@ use kubectl_gpustow::Answer;
 use serde_json::json;
 use strum::VariantArray as _;
 
-use crate::incidents::{Files, NOW, config, healthy, report, waiting};
+use crate::objects::{Files, NOW, config, healthy, report, waiting};
 
 #[tokio::test]
 async fn check_finds_a_feature_that_lacks_its_permission() -> Result<()> {

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::incidents::{Files, healthy, waiting};
+use crate::objects::{Files, healthy, waiting};
 
 #[tokio::test]
 async fn compute_of_a_gpu_and_what_a_pod_lacks_of_it_are_shown() -> Result<()> {

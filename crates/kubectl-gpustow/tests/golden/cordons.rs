@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::incidents::{Files, healthy, waiting};
+use crate::objects::{Files, healthy, waiting};
 
 #[tokio::test]
 async fn a_cordoned_gpu_is_shown_as_such() -> Result<()> {

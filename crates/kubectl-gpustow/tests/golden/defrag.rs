@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, config, holder, node, owner, report, waiting};
+use crate::objects::{Files, NOW, config, holder, node, owner, report, waiting};
 use crate::{golden, same};
 
 /// On the one card of a node, with a controller; marked by its owner or not.

@@ -12,6 +12,7 @@ mod defrag;
 mod docs;
 mod incidents;
 mod marks;
+mod objects;
 mod prometheus_history;
 mod queue;
 mod sampling;

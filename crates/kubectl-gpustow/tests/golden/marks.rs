@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use gpustow_api::names;
 use serde_json::json;
 
-use crate::incidents::{Files, healthy, part};
+use crate::objects::{Files, healthy, part};
 
 #[tokio::test]
 async fn check_finds_marks_that_no_extender_takes_off() -> Result<()> {

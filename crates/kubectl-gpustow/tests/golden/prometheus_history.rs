@@ -11,7 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::incidents::{self, Files, waiting};
+use crate::objects::{self, Files, waiting};
 
 /// MiB of a GPU.
 const GPU: u64 = 24_000;
@@ -81,7 +81,7 @@ fn holder(kind: &str, owner: &str, gpus: u64) -> Value {
     let mut pod = waiting(&format!("{owner}-1"), "");
     let created = Timestamp::from_second(end() - 660).map(|it| it.to_string());
     pod["metadata"]["creationTimestamp"] = json!(created.unwrap_or_default());
-    pod["metadata"]["ownerReferences"] = incidents::owner(kind, owner);
+    pod["metadata"]["ownerReferences"] = objects::owner(kind, owner);
     pod["spec"]["containers"][0]["image"] = json!("app:1");
     pod["spec"]["containers"][0]["resources"] =
         json!({ "limits": { "nvidia.com/gpu": gpus.to_string() } });

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, config, healthy, part, waiting};
+use crate::objects::{Files, config, healthy, part, waiting};
 
 /// It is queued for ten minutes.
 fn standing(name: &str, mib: &str) -> Value {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, healthy, node, waiting};
+use crate::objects::{Files, healthy, node, waiting};
 
 /// The configuration of kube-scheduler with these settings of the profile, and with this line beside the profiles.
 fn configuration(profile: &str, beside: &str) -> Value {

@@ -9,7 +9,7 @@ use gpustow_pack::PolicyKind;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, from_value, json};
 
-use crate::incidents::{Files, NOW, config, holder, node, report, waiting};
+use crate::objects::{Files, NOW, config, holder, node, report, waiting};
 
 const AGO: &str = "2026-11-21T09:58:00Z";
 

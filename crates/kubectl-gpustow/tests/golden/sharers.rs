@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, healthy};
+use crate::objects::{Files, healthy};
 
 /// A node whose GPU a pod of gpushare, a pod of HAMi and a process of the host share.
 fn shared() -> Vec<Value> {

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::incidents::Files;
+use crate::objects::Files;
 
 fn part(name: &str, container: &str, image: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod",

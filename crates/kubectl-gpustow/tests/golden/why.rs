@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, config, node, waiting};
+use crate::objects::{Files, NOW, config, node, waiting};
 
 /// A node with so many GPUs of 24,000 MiB, each held whole by two pods, of which the driver may or may not limit memory.
 fn full(name: &str, gpus: usize, limit: &str) -> Vec<Value> {
