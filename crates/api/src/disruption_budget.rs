@@ -7,7 +7,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::ObjectMeta;
 
 use crate::PodFacts;
-use crate::intree::Requirement;
+use crate::selector::Requirement;
 
 /// What is known of a disruption budget.
 #[derive(Clone, Debug)]

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
     Toleration as PodToleration,
 };
 
+use crate::selector::Requirement;
 use crate::{NodeFacts, Regards, names};
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
@@ -63,14 +64,6 @@ pub struct Taint {
 struct Term {
     labels: Box<[Requirement]>,
     fields: Box<[Requirement]>,
-}
-
-/// What a selector requires of one label or field.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Requirement {
-    key: Box<str>,
-    operator: Box<str>,
-    values: Box<[Box<str>]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -211,9 +204,11 @@ pub(crate) fn tolerates_softly(pod: &Pod, key: &str, value: &str) -> bool {
 
 impl Term {
     fn of(term: &NodeSelectorTerm) -> Self {
-        let list = |list: &Option<Vec<NodeSelectorRequirement>>| {
-            list.iter().flatten().map(Requirement::of).collect()
+        let of = |it: &NodeSelectorRequirement| {
+            Requirement::new(&it.key, &it.operator, it.values.iter().flatten())
         };
+        let list =
+            |list: &Option<Vec<NodeSelectorRequirement>>| list.iter().flatten().map(of).collect();
         Self {
             labels: list(&term.match_expressions),
             fields: list(&term.match_fields),
@@ -227,46 +222,6 @@ impl Term {
         (!self.labels.is_empty() || !self.fields.is_empty())
             && self.labels.iter().all(on_label)
             && self.fields.iter().all(on_field)
-    }
-}
-
-impl Requirement {
-    fn of(it: &NodeSelectorRequirement) -> Self {
-        Self::new(&it.key, &it.operator, it.values.iter().flatten())
-    }
-
-    pub(crate) fn new<'v>(
-        key: &str,
-        operator: &str,
-        values: impl Iterator<Item = &'v String>,
-    ) -> Self {
-        Self {
-            key: key.into(),
-            operator: operator.into(),
-            values: values.map(|value| value.as_str().into()).collect(),
-        }
-    }
-
-    /// Does it hold of labels?
-    pub(crate) fn holds_of(&self, labels: &[Label]) -> bool {
-        let label = labels.iter().find(|label| label.key == self.key);
-        self.holds(label.map(|label| &*label.value))
-    }
-
-    fn holds(&self, value: Option<&str>) -> bool {
-        let listed = |value: &str| self.values.iter().any(|it| **it == *value);
-        let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
-        let pair = || number(value).zip(number(self.values.first().map(|it| &**it)));
-        match &*self.operator {
-            "In" => value.is_some_and(listed),
-            "NotIn" => !value.is_some_and(listed),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            "Gt" => pair().is_some_and(|(a, b)| a > b),
-            "Lt" => pair().is_some_and(|(a, b)| a < b),
-            // See the module's documentation.
-            _ => true,
-        }
     }
 }
 

@@ -22,6 +22,7 @@ mod queue_from;
 mod regards;
 pub mod request;
 pub mod reserved;
+mod selector;
 mod share;
 pub mod sharers;
 pub mod version;

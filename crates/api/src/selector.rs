@@ -1,0 +1,49 @@
+//! What selectors require of labels. An operator that is not known here holds: it refuses no node, and a disruption budget with
+//! one covers the pod.
+
+use crate::intree::Label;
+
+/// What a selector requires of one label or field.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Requirement {
+    pub(crate) key: Box<str>,
+    operator: Box<str>,
+    values: Box<[Box<str>]>,
+}
+
+impl Requirement {
+    /// Of what an object says.
+    pub(crate) fn new<'v>(
+        key: &str,
+        operator: &str,
+        values: impl Iterator<Item = &'v String>,
+    ) -> Self {
+        Self {
+            key: key.into(),
+            operator: operator.into(),
+            values: values.map(|value| value.as_str().into()).collect(),
+        }
+    }
+
+    /// Does it hold of labels?
+    pub(crate) fn holds_of(&self, labels: &[Label]) -> bool {
+        let label = labels.iter().find(|label| label.key == self.key);
+        self.holds(label.map(|label| &*label.value))
+    }
+
+    /// Does it hold of this value, or of none?
+    pub(crate) fn holds(&self, value: Option<&str>) -> bool {
+        let listed = |value: &str| self.values.iter().any(|it| **it == *value);
+        let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+        let pair = || number(value).zip(number(self.values.first().map(|it| &**it)));
+        match &*self.operator {
+            "In" => value.is_some_and(listed),
+            "NotIn" => !value.is_some_and(listed),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            "Gt" => pair().is_some_and(|(a, b)| a > b),
+            "Lt" => pair().is_some_and(|(a, b)| a < b),
+            _ => true,
+        }
+    }
+}
