@@ -351,16 +351,20 @@ async fn kept_reservations(client: &Client) -> Result<Vec<Event>, Error> {
     .await
 }
 
+/// When an Event happened last.
+#[must_use]
+pub fn last_seen(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref();
+    let last = series.and_then(|it| it.last_observed_time.as_ref());
+    let last = last.or(event.event_time.as_ref()).map(|it| it.0);
+    last.or_else(|| Some(event.last_timestamp.as_ref()?.0))
+}
+
 /// What was said last of each pod.
 fn said_of_reservations(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
     let mut said: BTreeMap<String, (Timestamp, String)> = BTreeMap::new();
     for event in events {
-        let time = event.event_time.map(|it| it.0);
-        let time = event
-            .series
-            .and_then(|it| Some(it.last_observed_time?.0))
-            .or(time);
-        let time = time.or_else(|| Some(event.last_timestamp?.0));
+        let time = last_seen(&event);
         let (Some(time), Some(uid), Some(note)) = (time, event.involved_object.uid, event.message)
         else {
             continue;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::{Context as _, Result};
-use gpustow_inspect::{age, state};
+use gpustow_inspect::{age, last_seen, state};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -48,16 +48,9 @@ pub(crate) async fn why(
     let mut events = events.context("cannot list the pod's Events")?.items;
     let is_ours = |it: &Event| it.reason.as_deref().is_some_and(|it| it.starts_with("Gpu"));
     events.retain(is_ours);
-    let time = |it: &Event| {
-        let last = it
-            .series
-            .as_ref()
-            .and_then(|it| it.last_observed_time.as_ref());
-        last.or(it.event_time.as_ref()).map(|it| it.0)
-    };
-    events.sort_by_key(|it| std::cmp::Reverse(time(it)));
+    events.sort_by_key(|it| std::cmp::Reverse(last_seen(it)));
     for event in events.iter().take(EVENTS) {
-        let passed = time(event).map_or(0, |it| Timestamp::now().as_second() - it.as_second());
+        let passed = last_seen(event).map_or(0, |it| Timestamp::now().as_second() - it.as_second());
         let passed = age(u64::try_from(passed).unwrap_or(0));
         let text = [&event.reason, &event.message].map(|it| it.as_deref().unwrap_or_default());
         let text = format!("Event {}, {passed} ago: {}", text[0], text[1]);
