@@ -144,8 +144,7 @@ fn changed(mut victims: MetaVictims, added: &Victims, spared: &Victims) -> MetaV
         uid: uid.to_string(),
     }));
     let violations = victims.num_pdb_violations.saturating_sub(spared.protected);
-    let violations = violations.max(0);
-    victims.num_pdb_violations = violations.saturating_add(added.protected);
+    victims.num_pdb_violations = violations.max(0).saturating_add(added.protected);
     victims
 }
 

@@ -32,15 +32,16 @@ impl<'a> Sight<'a> {
         self.queue.firsts(&mut None, usize::MAX, skip)
     }
 
-    /// The first such pod, that has no more than a reservation to wait for, of the next kind: the one after `from`, which is
-    /// moved on, and is none at the end.
+    /// The first such pod, that has no more than a reservation to wait for, of each of the next `most` kinds: those after
+    /// `from`, which is moved on, and is none at the end.
     pub(crate) fn next_without_more(
         &self,
         from: &mut Option<Turn>,
+        most: usize,
         is_such: impl Fn(&str) -> bool,
-    ) -> Option<Uid> {
+    ) -> Vec<Uid> {
         let skip = |uid: &str| self.earmarks.has_more_than_reservation(uid) || !is_such(uid);
-        self.queue.firsts(from, 1, skip).pop()
+        self.queue.firsts(from, most, skip)
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.

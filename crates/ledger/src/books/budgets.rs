@@ -10,15 +10,14 @@ use crate::maps::HashMap;
 impl Books {
     /// A disruption budget as a watch shows it.
     pub(crate) fn apply_budget(&mut self, budget: DisruptionBudget) {
-        self.delete_budget(&budget);
         let namespace = self.budgets.entry(budget.namespace.clone()).or_default();
-        namespace.push(budget);
+        namespace.insert(budget.name.clone(), budget);
     }
 
     /// A disruption budget is gone.
     pub(crate) fn delete_budget(&mut self, budget: &DisruptionBudget) {
         if let Some(namespace) = self.budgets.get_mut(&budget.namespace) {
-            namespace.retain(|it| it.name != budget.name);
+            namespace.swap_remove(&budget.name);
         }
     }
 
@@ -35,7 +34,8 @@ impl Books {
     ) -> Vec<Uid> {
         let mut left: HashMap<(&Arc<str>, &Arc<str>), i32> = HashMap::default();
         let breaks = |pod: &&Arc<PodFacts>| {
-            let budgets = self.budgets.get(&pod.namespace).into_iter().flatten();
+            let budgets = self.budgets.get(&pod.namespace).into_iter();
+            let budgets = budgets.flat_map(HashMap::values);
             let mut breaks = false;
             for budget in budgets.filter(|it| it.covers(pod)) {
                 let left = left.entry((&budget.namespace, &budget.name));

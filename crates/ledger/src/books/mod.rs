@@ -57,8 +57,8 @@ pub(crate) struct Books {
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
     groups: Groups,
-    /// By namespace.
-    budgets: HashMap<Arc<str>, Vec<DisruptionBudget>>,
+    /// By namespace and name.
+    budgets: HashMap<Arc<str>, HashMap<Arc<str>, DisruptionBudget>>,
     sharing: Sharing,
     traffic: Traffic,
     /// Those with a condition that the extender wrote.

@@ -272,7 +272,7 @@ impl Sight<'_> {
         while *kinds > 0 {
             *kinds -= 1;
             // At the last kind the look ends, and the next one begins with the first again.
-            let uid = self.next_without_more(&mut tries.after, may)?;
+            let uid = self.next_without_more(&mut tries.after, 1, may).pop()?;
             let wait = tries.waits.entry(uid.clone()).or_insert_with(|| Wait {
                 since: self.now,
                 next: self.now + CHANCE,

@@ -48,12 +48,8 @@ impl Preempt {
         self.since
             .retain(|uid, _| sight.preempts_for(uid).is_some());
         if self.round.is_over() {
-            let skip = |uid: &str| {
-                sight.earmarks.has_more_than_reservation(uid)
-                    || sight.preempts_for(uid).is_none()
-                    || sight.asleep(uid).is_none()
-            };
-            let mut pods = sight.queue.firsts(&mut self.after, KINDS, skip);
+            let may = |uid: &str| sight.preempts_for(uid).is_some() && sight.asleep(uid).is_some();
+            let mut pods = sight.next_without_more(&mut self.after, KINDS, may);
             pods.retain(|uid| {
                 let since = *self.since.entry(uid.clone()).or_insert(now);
                 now.saturating_sub(since) >= CHANCE
