@@ -24,6 +24,7 @@ use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::panics::Panics;
 use crate::preempt::late::Doubts;
+use crate::turns::Turns;
 use crate::watch::Lists;
 
 /// For the watch to show a write of our own.
@@ -50,6 +51,7 @@ pub(crate) struct App {
     pub(crate) events: Arc<Events>,
     /// What filter refused on a view that may be late.
     pub(crate) doubts: Doubts,
+    pub(crate) turns: Turns,
     /// What pods use of their GPUs.
     pub(crate) uses: Arc<Uses>,
     /// What panicked.
@@ -81,6 +83,7 @@ impl App {
             webhook: Arc::new(AtomicBool::new(args.webhook.webhook_listen.is_none())),
             draining: watch::Sender::default(),
             doubts: Doubts::default(),
+            turns: Turns::default(),
             uses: Arc::default(),
             panics,
             binds: Binds::default(),

@@ -188,6 +188,18 @@ impl Events {
         });
     }
 
+    /// The pod has not finished its start within this time, and others wait for it no more.
+    pub(crate) fn start_late(&self, pod: &PodFacts, timeout: Duration) {
+        let note = format!(
+            "Not Ready {} s after its start. Other pods no longer wait for it (spec.scheduling.startTimeout of the \
+             GpustowConfig), and may start on its GPUs. To see why it is not Ready: kubectl describe pod -n {} {}",
+            timeout.as_secs(),
+            pod.namespace,
+            pod.name
+        );
+        self.warn(Kind::StartTimedOut, pod, note);
+    }
+
     /// The pod is queued, so many before it.
     pub(crate) fn queued(&self, pod: &PodFacts, before: usize, size: usize) {
         let (namespace, name) = (&pod.namespace, &pod.name);
@@ -275,6 +287,8 @@ pub(crate) enum Kind {
     PodQueued,
     /// A pod was ungated without room for it.
     PodUngated,
+    /// A pod's start takes too long.
+    StartTimedOut,
     /// An autoscaler must add a node for a pod.
     PlaceholderCreated,
     /// The API server refuses to create that placeholder.
@@ -289,7 +303,7 @@ impl Kind {
         match self {
             Self::Assigned => "Binding",
             Self::MemoryUnavailable | Self::FenceFailed => "Scheduling",
-            Self::AgentSilent => "Watching",
+            Self::AgentSilent | Self::StartTimedOut => "Watching",
             Self::ConfigUnreadable => "Configuring",
             Self::MemoryReserved | Self::ReservationEnded => "Reserving",
             Self::PodDisrupted | Self::DisruptionRefused => "Disrupting",

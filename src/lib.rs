@@ -29,6 +29,7 @@ mod provision;
 mod queue;
 mod routes;
 mod silence;
+mod turns;
 mod ungate_all;
 mod wake;
 mod warm;

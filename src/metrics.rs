@@ -58,6 +58,8 @@ pub(crate) struct Metrics {
     pub(crate) bind_failures: IntCounterVec,
     /// From the bind call to its outcome.
     pub(crate) bind_seconds: Histogram,
+    /// Pods that waited for others to finish their start.
+    pub(crate) start_wait: Histogram,
     /// Waiting pods told of room.
     pub(crate) woken: IntCounter,
     nominations: IntCounterVec,
@@ -149,6 +151,14 @@ impl Metrics {
                 "gpustow_bind_duration_seconds",
                 "Time of bind calls, POST included",
                 BUCKETS.into(),
+                registry
+            )?,
+            start_wait: register_histogram_with_registry!(
+                "gpustow_start_wait_seconds",
+                "How long placed pods had waited because other pods were starting, by the annotation start: alone",
+                vec![
+                    1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0
+                ],
                 registry
             )?,
             woken: register_int_counter_with_registry!(

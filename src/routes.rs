@@ -176,12 +176,14 @@ fn decide<'a>(
     }
     if let Some(node) = verdict.nodes.first() {
         app.doubts.placed(pod);
+        app.turns.placed(&pod.uid, &app.metrics);
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, node, feasible = verdict.nodes.len(),
             candidates = names.len(), "chose a node"
         );
     } else {
         app.doubts.refused(app, pod, &verdict.refused);
+        app.turns.refused(&pod.uid, &verdict.refused);
         refused(app, pod, names, &verdict);
     }
     verdict
@@ -214,6 +216,16 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], verdict: &Filtered<'_>) {
         let free = free.map_or_else(String::new, |(node, card, free)| {
             format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
+        let starting = Reason::Fit(Refusal::Starting);
+        let there = verdict.refused.iter().filter(|it| it.1 == starting);
+        let there: Vec<&str> = there.map(|(name, _)| *name).collect();
+        let free = match app.ledger.lock().starting_on(&there) {
+            (0, _) => free,
+            (1, first) => format!(" 1 pod starts there, since {first} s.{free}"),
+            (count, first) => {
+                format!(" {count} pods start there, the first since {first} s.{free}")
+            }
+        };
         let sampled = app.ledger.lock().is_sample(names.len());
         let text = refusal(pod, &counts, &free, sampled.then_some(names.len()));
         match &verdict.shortfall {

@@ -204,7 +204,10 @@ impl Webhook {
         }
         let namespace = match creates && reads_namespace(object, cluster) {
             true => self.namespace(name).await?,
-            false => ObjectMeta::default(),
+            false => ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
         };
         let history = match creates && auto::reads_history(object, &namespace, &self.resource) {
             true => self.history(object, name).await?,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpustow_ledger::{Assumed, Mismatches, NodeView, Problem, Queued};
+use gpustow_ledger::{Assumed, CardView, Mismatches, NodeView, Problem, Queued};
 use gpustow_pack::Mib;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::Scrape;
@@ -108,12 +108,24 @@ pub(super) fn cluster(
         ["policy"],
         holds,
     )?;
+    starts(scrape, &totals.nodes)?;
     mismatches(scrape, &totals.nodes)?;
     memory(scrape, &totals.nodes, models)?;
     if totals.per_gpu {
         per_gpu(scrape, &totals.nodes, models)?;
     }
     Ok(())
+}
+
+fn starts(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+    let cards = nodes.iter().flat_map(|node| &node.cards);
+    let starting = |card: &&CardView| card.pods.iter().any(|pod| pod.starting.is_some());
+    scrape.gauges(
+        "gpustow_gpus_with_starts",
+        "GPUs on which a pod has not finished its start, once a pod with the annotation start: alone has come",
+        NO_LABELS,
+        [(NO_LABELS, cards.filter(starting).count() as f64)],
+    )
 }
 
 /// Where books, NVML and what others wrote differ.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use gpustow_ledger::{CardView, NodeView};
-use gpustow_pack::{Card, Claim, Lending, Mib, ModelId, Question, Refusal, Request, refusal};
+use gpustow_pack::{
+    Card, Claim, Lending, Mib, ModelId, Question, Refusal, Request, Starts, refusal,
+};
 use gpustow_serve::Scrape;
 use strum::{IntoStaticStr, VariantNames};
 
@@ -153,7 +155,7 @@ impl Supply {
                 Question::FitsUnlimited | Question::FitsShared | Question::FitsWhole => {
                     self.all.are(request, false)
                 }
-                Question::AwaitsCompute => false,
+                Question::AwaitsCompute | Question::AwaitsStarts => false,
                 Question::FitsEmpty => self.all.has(request),
                 // One that is broken would else hide what all the others lack.
                 Question::AwaitsHealth => !self.healthy.has(request),
@@ -163,7 +165,7 @@ impl Supply {
         match refusal {
             Refusal::TooFewCards | Refusal::TooLarge => Why::TooLarge,
             // Of rules this does not know.
-            Refusal::Unselected | Refusal::Neighbours => Why::Policy,
+            Refusal::Unselected | Refusal::Neighbours | Refusal::Starting => Why::Policy,
             Refusal::NoMps | Refusal::OnlyMps | Refusal::NoCompute => Why::Policy,
             Refusal::NoMig | Refusal::OnlyMig | Refusal::NoSlices => Why::Policy,
             Refusal::NoLimit => Why::NoLimit,
@@ -189,6 +191,7 @@ fn card(card: &CardView) -> Card {
         lending: Lending::default(),
         compute: card.compute,
         slices: card.slices,
+        starts: Starts::None,
     }
 }
 

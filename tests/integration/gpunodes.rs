@@ -22,6 +22,7 @@ fn full() -> GpuNodeStatus {
             uid: "u".to_owned(),
             used_mib: 5,
             high_mib: Some(6),
+            settled_at: None,
             idle_since: Some("2026-01-01T00:00:00Z".to_owned()),
             mps: true,
             containers: vec![ContainerUse {

@@ -64,6 +64,7 @@ mod shutdown;
 mod silence;
 mod smoke;
 mod standby;
+mod starts;
 mod support;
 mod takeover;
 mod templates;

@@ -3,6 +3,7 @@
 
 use gpustow_api::limit::{self, Enforce};
 use gpustow_api::names;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::containers::{
@@ -30,6 +31,7 @@ pub(crate) fn devices(patch: &mut Patch, resource: &str) {
     // First of all variables, so that others can name them.
     for path in &asking {
         patch.tell(path, "0", names::MEM_SHARE, names::SHARE_OF);
+        patch.tell(path, "0", names::MEM_BYTES, names::BYTES_OF);
         patch.tell(path, "0", names::MEM_MIB, names::MIB_OF);
         patch.tell(path, "-", names::VISIBLE_DEVICES, names::DEVICES_OF);
     }
@@ -52,8 +54,13 @@ pub(crate) fn void(patch: &mut Patch, before: &Value) {
 }
 
 /// What the administrator has for pods that do not say it, and the limits that follow.
-pub(crate) fn defaults(patch: &mut Patch, cluster: Cluster<'_>) {
+pub(crate) fn defaults(patch: &mut Patch, namespace: &ObjectMeta, cluster: Cluster<'_>) {
     let requests = &cluster.spec.requests;
+    let own = namespace.name.as_deref();
+    let starts_alone = |it: &String| it == "*" || Some(it.as_str()) == own;
+    if note(&patch.pod, names::START).is_none() && requests.start_alone.iter().any(starts_alone) {
+        patch.annotate(names::START, "alone");
+    }
     if !requests.runtime_class_name.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
         let class = json!(requests.runtime_class_name);
         patch.put("add", "/spec/runtimeClassName", class);

@@ -24,9 +24,10 @@ const WRITTEN: [(&str, &str); 5] = [
     (names::CONFIRMED, "agent"),
 ];
 /// What the annotations begin with that only the extender writes of a pod that requests GPU memory.
-const WRITTEN_OF: [&str; 5] = [
+const WRITTEN_OF: [&str; 6] = [
     names::DEVICES_OF,
     names::MIB_OF,
+    names::BYTES_OF,
     names::SHARE_OF,
     names::MPS_OF,
     names::CDI_DOMAIN,
@@ -91,6 +92,20 @@ pub(crate) fn limited(pod: &Value, resource: &str) -> Result<(), BadRequest> {
             "the API server refuses a request without a limit that equals it: write limits alone",
         )),
     }
+}
+
+/// What is to be said of a pod that is to start alone, and of which nothing shows when its server has started.
+pub(crate) fn starts_unseen(pod: &Value, resource: &str) -> Option<String> {
+    let is_seen = |it: &Value| !it["readinessProbe"].is_null() || !it["startupProbe"].is_null();
+    let mut asking = all(pod).filter(|(_, it)| wants(it, resource));
+    let is_alone = note(pod, names::START) == Some("alone");
+    (is_alone && !asking.any(|(_, it)| is_seen(it))).then(|| {
+        format!(
+            "metadata.annotations[{}]: without a readinessProbe the pod is Ready as soon as its container runs, and its start \
+             over: give a container that requests {resource} one",
+            names::START
+        )
+    })
 }
 
 /// Judges a new pod with all that it was given.

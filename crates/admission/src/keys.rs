@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::containers::{bad, notes};
 
 /// The keys that users write, in the order in which they are tried.
-pub(crate) const OF_USERS: [&str; 18] = [
+pub(crate) const OF_USERS: [&str; 19] = [
     names::GPU_COUNT,
     names::EXCLUSIVE,
     names::POLICY,
@@ -30,6 +30,7 @@ pub(crate) const OF_USERS: [&str; 18] = [
     names::GPU_ANTI_AFFINITY,
     names::COMPUTE_PERCENT,
     names::ISOLATION,
+    names::START,
 ];
 /// Those that may be about one container, and as its name follows them then.
 pub(crate) const OF_CONTAINERS: [(&str, &str); 3] = [

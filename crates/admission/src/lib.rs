@@ -90,7 +90,7 @@ pub fn reads_namespace(pod: &Value, cluster: Cluster<'_>) -> bool {
     gated || auto::wants(pod, cluster.resource) || adopt::has_foreign_keys(pod)
 }
 
-/// What becomes of the pod in this namespace. `history` is that of the pod's workload ([`auto::workload`]).
+/// What becomes of the pod in this namespace, of which the name suffices unless [`reads_namespace`]. `history` is that of the pod's workload ([`auto::workload`]).
 ///
 /// # Errors
 /// [`BadRequest`] names the field, what is wrong there, and what to write.
@@ -117,7 +117,8 @@ pub fn admit(
             auto::admit(&mut patch, namespace, history, cluster.resource)?;
             if asks(&patch.pod, cluster.resource) {
                 give::devices(&mut patch, cluster.resource);
-                give::defaults(&mut patch, cluster);
+                warnings.extend(judge::starts_unseen(&patch.pod, cluster.resource));
+                give::defaults(&mut patch, namespace, cluster);
                 judge::created(&patch.pod, ask.user, cluster)?;
                 gate::give(&mut patch, namespace, cluster);
             } else {

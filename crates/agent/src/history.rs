@@ -16,6 +16,10 @@ use crate::pods::NodePods;
 pub const WINDOW: Duration = Duration::from_secs(30 * 60);
 /// What was used is remembered in steps of this length.
 const STEP: Duration = Duration::from_secs(5 * 60);
+/// Memory has settled that stays the same for so long.
+const SETTLED_AFTER: Duration = Duration::from_secs(15);
+/// A hundredth of what a pod holds more or less is the same.
+const SAME: u64 = 100;
 
 /// A pod on a card.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +27,9 @@ struct Used {
     /// The most of each step, by the step's number; oldest first.
     steps: VecDeque<(u64, Mib)>,
     idle_since: Option<Timestamp>,
+    /// It has used so much, or nearly, since this age of the agent.
+    steady: (Mib, Duration),
+    settled_at: Option<Timestamp>,
 }
 
 /// What all pods of the node used.
@@ -53,7 +60,7 @@ impl History {
                     let steps = VecDeque::from([(step(now), Mib(mib))]);
                     let used = Used {
                         steps,
-                        idle_since: None,
+                        ..Used::default()
                     };
                     history.known.insert(key, used);
                 }
@@ -83,6 +90,28 @@ impl History {
         known.idle_since = idle.then(|| known.idle_since.unwrap_or(now.wall));
         let most = known.steps.iter().map(|(_, most)| *most).max();
         (most.unwrap_or(used), known.idle_since)
+    }
+
+    /// When the memory settled of a pod that starts, holds so much of a card and uses so much of that now: it stayed the same
+    /// for a while. Less than three quarters is no server's memory yet: it may be compiling.
+    pub fn settles(
+        &mut self,
+        uuid: &str,
+        uid: &Arc<str>,
+        (used, held): (Mib, Mib),
+        now: Now,
+    ) -> Option<Timestamp> {
+        let known = self.known.get_mut(&(uuid.to_owned(), uid.clone()))?;
+        let (before, since) = known.steady;
+        if used.0.abs_diff(before.0) > held.0 / SAME {
+            known.steady = (used, now.age);
+        } else if now.age.saturating_sub(since) >= SETTLED_AFTER && used.0 >= held.0 / 4 * 3 {
+            known.settled_at = known.settled_at.or(Some(now.wall));
+        }
+        if used.0 < held.0 / 2 {
+            known.settled_at = None;
+        }
+        known.settled_at
     }
 
     /// A container uses so much of a card now. The most since the last report.

@@ -286,6 +286,12 @@ impl State {
                 .map(|(uid, bytes)| {
                     let (mib, idle) = (ceil(bytes), used.idle.contains(&uid));
                     let (high, since) = self.history.see(&card.uuid, &uid, mib, idle, now);
+                    let pod = pods.get(&uid);
+                    let starts = pod.filter(|pod| pod.facts.starting_since.is_some());
+                    let settled = starts.and_then(|pod| {
+                        let held = pod.assigned(&card.uuid);
+                        self.history.settles(&card.uuid, &uid, (mib, held), now)
+                    });
                     let each = used.containers(&uid, pods).into_iter().take(64);
                     let each = each.map(|(name, bytes)| {
                         self.history.peak(&card.uuid, &uid, &name, ceil(bytes))
@@ -297,6 +303,7 @@ impl State {
                         used_mib: mib.0,
                         high_mib: Some(high.0),
                         idle_since: since.map(|since| since.to_string()),
+                        settled_at: settled.map(|at| at.to_string()),
                     }
                 })
                 .collect(),

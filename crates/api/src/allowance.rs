@@ -36,7 +36,7 @@ pub fn allowances(
         let limit = claim.driver_limit;
         if limit > Mib::ZERO {
             let mib = limit.minus(CONTEXT);
-            told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
+            amount(&mut told, name, mib);
             let share =
                 share(false, mib, limit).map(|it| (format!("{}{name}", names::SHARE_OF), it));
             told.extend(share);
@@ -60,7 +60,7 @@ pub fn allowances(
             0 => mib,
             _ => mib.minus(CONTEXT),
         };
-        told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
+        amount(&mut told, name, mib);
         let largest = sizes.filter(|_| !request.isolated);
         let largest = largest.and_then(|sizes| sizes.into_iter().map(|(_, total)| total).max());
         if let Some(share) = largest.and_then(|total| share(request.exclusive, mib, total)) {
@@ -68,6 +68,14 @@ pub fn allowances(
         }
     }
     told
+}
+
+fn amount(told: &mut BTreeMap<String, String>, name: &str, mib: Mib) {
+    told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
+    told.insert(
+        format!("{}{name}", names::BYTES_OF),
+        mib.bytes().to_string(),
+    );
 }
 
 /// Rounded down, so that a share never comes to more than the MiB.
@@ -115,7 +123,9 @@ mod tests {
     }
 
     fn says(mib: &str, share: &str) -> Vec<(String, String)> {
+        let bytes = Mib(mib.parse().unwrap_or_default()).bytes().to_string();
         let all = [
+            ("bytes.gpustow.dev/main", bytes.as_str()),
             ("mib.gpustow.dev/main", mib),
             ("share.gpustow.dev/main", share),
         ];
@@ -171,7 +181,7 @@ mod tests {
         let told = allowances(&request, &names, &assignment, |_| {
             Some((Mib(81_000), Mib(81_920)))
         });
-        let told: Vec<_> = told.values().map(String::as_str).collect();
+        let told: Vec<_> = told.values().skip(2).map(String::as_str).collect();
         assert_eq!(told, ["15552", "4096", "0.9492", "0.0500"]);
     }
 
@@ -199,6 +209,7 @@ mod tests {
         });
         let told: Vec<_> = told.iter().map(|(key, it)| (&**key, &**it)).collect();
         let expected = [
+            ("bytes.gpustow.dev/main", "9613344768"),
             ("mib.gpustow.dev/main", "9168"),
             ("mps.gpustow.dev/main", "a=10000M,b=20000M"),
             ("share.gpustow.dev/main", "0.1146"),

@@ -255,7 +255,7 @@ impl Assignment {
             .sum();
         let added: usize = containers
             .map(|(name, gpus)| {
-                CONTAINER_BYTES + 6 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
+                CONTAINER_BYTES + 7 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
             })
             .sum();
         let most = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;

@@ -92,6 +92,10 @@ pub struct Scheduling {
     /// How old the report of a node's agent may be before the node takes no new pods: three heartbeats of the agent.
     #[schemars(extend("x-kubernetes-validations" = at_least("1s")))]
     pub stale_after: GoDuration,
+    /// How long a pod that has not finished its start holds up others at most, with the annotation gpustow.dev/start: alone on
+    /// it or on them. 0s: the annotation has no effect.
+    #[schemars(extend("x-kubernetes-validations" = at_least("0s")))]
+    pub start_timeout: GoDuration,
     /// How many percent of the compute of a GPU with MPS pods may hold together (annotation gpustow.dev/compute-percent).
     /// More than 100 lets pods compete for compute.
     #[schemars(range(min = 100, max = 4800))]
@@ -116,6 +120,9 @@ pub struct Requests {
     #[serde(with = "word")]
     #[schemars(with = "String", extend("enum" = <Enforce as strum::VariantNames>::VARIANTS))]
     pub enforce: Enforce,
+    /// Namespaces whose new pods get the annotation gpustow.dev/start: alone, unless they have it. "*" stands for all.
+    #[schemars(length(max = 256), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub start_alone: Vec<String>,
     /// The least that a container may request of each GPU, in MiB. 0 refuses none.
     #[serde(rename = "leastMiBPerGpu")]
     #[schemars(range(min = 0, max = 999_999_999))]
@@ -373,6 +380,7 @@ impl Default for Scheduling {
         Self {
             policy: PolicyKind::default(),
             stale_after: STALE_AFTER.into(),
+            start_timeout: Duration::from_secs(300).into(),
             max_compute_percent: 100,
             schedulers: Vec::new(),
         }

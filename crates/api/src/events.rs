@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 37] = [
+pub const ALL: [Known; 38] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -30,6 +30,13 @@ pub const ALL: [Known; 37] = [
         reads: "`No node has GPU memory for this pod now, which asks for 8192 MiB: not enough free memory on any one GPU (4 nodes). …`",
         means: "No node has room now, by reason. `None of the nodes that kube-scheduler offers can hold this pod as it is` means that the end of other pods does not help. So does `No node can hold this pod as it is`, of a pod about which kube-scheduler asks no extender because no node has enough memory in sum",
         advice: "`kubectl gpustow why POD` names the nearest GPUs, what each lacks and whose end makes the room; the reasons are in [refusals](reference/refusals.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuStartTimedOut",
+        reads: "`Not Ready 300 s after its start. Other pods no longer wait for it …`",
+        means: "The pod has the annotation [`start: alone`](starts.md), and its start takes longer than `scheduling.startTimeout`",
+        advice: "`kubectl describe pod` says why it is not Ready. Raise the timeout if its servers need longer",
     },
     Known {
         about: "Pod",

@@ -7,6 +7,7 @@ mod node;
 mod nominated;
 mod phase;
 mod sleep;
+mod starts;
 
 pub use asks::Asks;
 pub use node::NodeFacts;
@@ -63,6 +64,9 @@ pub struct PodFacts {
     pub started: i64,
     /// `spec.nodeName`, once bound.
     pub node: Option<Arc<str>>,
+    /// Since when it starts there, in seconds since 1970, the greatest number before its kubelet has taken it on. None once
+    /// it is Ready, for a pod that asks for no GPU memory, and after too many restarts.
+    pub starting_since: Option<i64>,
     /// `spec.schedulerName`.
     pub scheduler: Arc<str>,
     /// `spec.priority`, zero if unset.
@@ -185,6 +189,9 @@ impl PodFacts {
                 .and_then(|status| status.start_time.as_ref())
                 .map_or(i64::MAX, |time| time.0.as_second()),
             node: spec.and_then(|spec| named(&spec.node_name)),
+            starting_since: spec
+                .filter(|spec| is_asking && named(&spec.node_name).is_some())
+                .and_then(|_| starts::starting_since(status)),
             scheduler: scheduler(spec.and_then(|spec| spec.scheduler_name.as_deref())),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             nominated: status.and_then(|status| named(&status.nominated_node_name)),

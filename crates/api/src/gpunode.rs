@@ -314,6 +314,10 @@ pub struct PodUse {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<String>,
+    /// When its memory had been the same for a while, for the first time since it started (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_at: Option<String>,
     /// A process of it is a client of MPS, which shares its memory with others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mps: bool,
@@ -336,12 +340,22 @@ pub struct ContainerUse {
     pub peak_mib: u64,
 }
 
+fn seconds(time: &str) -> Option<i64> {
+    let time: Timestamp = time.parse().ok()?;
+    Some(time.as_second())
+}
+
 impl PodUse {
     /// Since when it is idle, in seconds since 1970, if that can be read.
     #[must_use]
     pub fn idle(&self) -> Option<i64> {
-        let since: Timestamp = self.idle_since.as_deref()?.parse().ok()?;
-        Some(since.as_second())
+        seconds(self.idle_since.as_deref()?)
+    }
+
+    /// When its memory had settled, in seconds since 1970, if that can be read.
+    #[must_use]
+    pub fn settled(&self) -> Option<i64> {
+        seconds(self.settled_at.as_deref()?)
     }
 }
 

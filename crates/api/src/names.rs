@@ -75,6 +75,8 @@ pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
 pub const COMPUTE_PERCENT: &str = "gpustow.dev/compute-percent";
 /// Set by users: pod annotation, `mig` if the pod gets a MIG instance of its own, which an agent makes for it.
 pub const ISOLATION: &str = "gpustow.dev/isolation";
+/// Set by users: pod annotation. `alone`: no other pod starts on the pod's GPUs while it does. `beside`: any may.
+pub const START: &str = "gpustow.dev/start";
 /// Set by users: pod annotation with the packing policy of this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -86,6 +88,8 @@ pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the MiB that the container may use of each of its GPUs.
 pub const MIB_OF: &str = "mib.gpustow.dev/";
+/// Written by the extender: pod annotation of the Binding with the same in bytes.
+pub const BYTES_OF: &str = "bytes.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the same as a share of the whole GPU, such as `0.1234`.
 pub const SHARE_OF: &str = "share.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the MiB that MPS lets each process of the container have of each
@@ -232,7 +236,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 25] = [
+pub const POD_KEYS: [&str; 26] = [
     ADOPTED,
     GPU_COUNT,
     GPU_MEM_PERCENTAGE,
@@ -250,6 +254,7 @@ pub const POD_KEYS: [&str; 25] = [
     GPU_ANTI_AFFINITY,
     COMPUTE_PERCENT,
     ISOLATION,
+    START,
     POLICY,
     MADE_FOR,
     ASSIGNMENT,
@@ -260,12 +265,13 @@ pub const POD_KEYS: [&str; 25] = [
     PLACEHOLDER_FOR,
 ];
 /// Those that the name of a container follows.
-pub const POD_KEYS_OF: [&str; 7] = [
+pub const POD_KEYS_OF: [&str; 8] = [
     GPU_COUNT_OF,
     GPU_MEM_PERCENTAGE_OF,
     MEM_LIMIT_OF,
     DEVICES_OF,
     MIB_OF,
+    BYTES_OF,
     SHARE_OF,
     MPS_OF,
 ];
@@ -299,6 +305,8 @@ pub const MPS_SHM_VOLUME: &str = "gpustow-mps-shm";
 
 /// Environment variable of containers that ask: what [`MIB_OF`] says.
 pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";
+/// Environment variable of containers that ask: what [`BYTES_OF`] says.
+pub const MEM_BYTES: &str = "GPUSTOW_MEM_BYTES";
 /// Environment variable of containers that ask: what [`SHARE_OF`] says.
 pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 

@@ -85,6 +85,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     let part = annotation(annotations, names::GPU_MEM_PERCENTAGE, percentage)?.unwrap_or(0);
     request.compute = annotation(annotations, names::COMPUTE_PERCENT, compute)?.unwrap_or(0);
     request.isolated = annotation(annotations, names::ISOLATION, isolation)?.is_some();
+    request.alone = annotation(annotations, names::START, start)?.unwrap_or(false);
     request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
     for key in annotations.keys() {
         let of = [
@@ -321,6 +322,16 @@ fn flag(value: &str) -> Result<bool, String> {
     value
         .parse()
         .map_err(|_| format!("{value:?} is neither \"true\" nor \"false\""))
+}
+
+fn start(value: &str) -> Result<bool, String> {
+    match value {
+        "alone" => Ok(true),
+        "beside" => Ok(false),
+        _ => Err(format!(
+            "{value:?} is no way to start: write alone, or beside"
+        )),
+    }
 }
 
 fn policy(value: &str) -> Result<PolicyKind, String> {

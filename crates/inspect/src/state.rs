@@ -103,6 +103,18 @@ pub fn no_instance(card: &CardView, request: &Request) -> Option<String> {
     Some(says.to_owned())
 }
 
+/// The pods that start on the GPU, and for how long they have; none if all have started.
+pub fn starting(card: &CardView) -> Option<String> {
+    let starting = card
+        .pods
+        .iter()
+        .filter_map(|pod| Some((pod, pod.starting?)));
+    let said =
+        starting.map(|(pod, age)| format!("{}/{} starts since {age} s", pod.namespace, pod.name));
+    let said: Vec<String> = said.collect();
+    (!said.is_empty()).then(|| said.join(", "))
+}
+
 /// What a new pod may take of the GPU: nothing while it takes none.
 pub fn room(view: &NodeView, card: &CardView) -> Mib {
     if view.stale || !card.healthy {

@@ -27,8 +27,8 @@ pub(crate) async fn run(
     format: Format,
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
-    let cluster = load(&global.source).await?;
-    let resource = cluster.resource();
+    let mut cluster = load(&global.source).await?;
+    let resource = &*cluster.resource().to_owned();
     let mut answer = Answer::Yes;
     for (number, pod) in pods(file)?.iter().enumerate() {
         let own = pod.metadata.namespace.as_deref();
@@ -41,6 +41,7 @@ pub(crate) async fn run(
             Err(_) => (pod, &[][..]),
         };
         let facts = cluster.facts(created).context("the pod cannot be read")?;
+        cluster.ledger.meet(&facts);
         if outcome.is_ok() && facts.asks.is_nothing() {
             match keys::unasked(created.annotations(), resource) {
                 Some(missing) => bail!("{}: {missing}", facts.name),
@@ -92,7 +93,14 @@ impl Known {
     async fn read(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> Result<Self> {
         let object = serde_json::to_value(pod)?;
         if !reads_namespace(&object, of(cluster)) {
-            return Ok(Self::default());
+            let namespace = ObjectMeta {
+                name: Some(named.to_owned()),
+                ..ObjectMeta::default()
+            };
+            return Ok(Self {
+                namespace,
+                history: None,
+            });
         }
         let all = global.source.namespaces().await?.into_iter();
         let mut all = all.map(|it| it.metadata);

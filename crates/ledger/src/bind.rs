@@ -140,6 +140,13 @@ impl Ledger {
         self.follow(change);
     }
 
+    /// Pods that started alone for the longest time since the last call: others wait for them no more.
+    pub fn take_late_starts(&mut self) -> Vec<Arc<PodFacts>> {
+        let late = self.parts.books.take_late_starts();
+        let pods = late.iter().filter_map(|uid| self.parts.books.pod(uid));
+        pods.cloned().collect()
+    }
+
     /// Writes a choice into the books.
     pub(crate) fn reserve(
         &mut self,

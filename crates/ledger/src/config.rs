@@ -21,6 +21,8 @@ pub struct Config {
     /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
     /// prepare before it binds.
     pub slow_reservation_ttl: Duration,
+    /// A pod that starts holds up others for so long at most.
+    pub start_timeout: Duration,
     /// A woken pod that has not asked after this long has woken without result. It is woken again for the
     /// same room after twice as long, then after twice that, up to five minutes.
     pub wake_again_after: Duration,
@@ -77,6 +79,7 @@ impl Default for Config {
             policy: PolicyKind::default(),
             stale_after: STALE_AFTER,
             reservation_ttl: Duration::from_secs(30),
+            start_timeout: Duration::from_secs(300),
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),

@@ -19,10 +19,10 @@ impl Ledger {
         self.parts
             .queue
             .set_queueing(config.queue, &mut self.parts.earmarks, &self.parts.books);
-        let change = self
-            .parts
-            .books
-            .configure(config.stale_after, config.of_views());
+        let change =
+            self.parts
+                .books
+                .configure(config.stale_after, config.start_timeout, config.of_views());
         self.follow(change);
     }
 }

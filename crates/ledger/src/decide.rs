@@ -7,7 +7,7 @@ use gpustow_api::facts::Taints;
 use gpustow_pack::{Cost, Refusal, Request};
 
 use crate::Ledger;
-use crate::books::{AssumedPod, Node};
+use crate::books::{AssumedPod, Change, Node};
 use crate::budget::Budget;
 use crate::evidence::{NodeSet, Tried};
 use crate::gangs::{Seat, Shortfall};
@@ -109,6 +109,7 @@ impl Ledger {
         if let Some(answer) = self.answer_without_choice(&ask.pod.uid, candidates) {
             return answer;
         }
+        self.meet(ask.pod);
         // Before queued pods are offered room: the same prices decide for them and for this one.
         self.parts.scores.deciding(&self.parts.books);
         let goes_first = |name: &&str| self.sight(now).goes_first(ask.pod, name);
@@ -160,6 +161,13 @@ impl Ledger {
             refused,
             shortfall: None,
         }
+    }
+
+    /// The pod is or will be asked about: which pods start counts from the first on that starts alone.
+    pub fn meet(&mut self, pod: &PodFacts) {
+        let mut change = Change::default();
+        self.parts.books.meet(pod, &mut change);
+        self.follow(change);
     }
 
     /// The answer about a pod that is gone, bound, being bound or not fenced.
@@ -397,7 +405,8 @@ impl Ledger {
         let is_ruled = request.rules.is_some();
         let is_kept = || self.sight(now).is_kept_from(name, pod);
         if is_ruled || is_kept() {
-            let choice = self.sight(now).trial().choose(pod, name, budget)?;
+            let trial = self.sight(now).trial().while_others_start();
+            let choice = trial.choose(pod, name, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
         let cost = self.parts.scores.cost(class, slot, request, budget)?;
@@ -415,7 +424,7 @@ impl Known<'_> {
         budget: &mut Budget,
     ) -> Option<(Cost, bool)> {
         let gate = self.enter(self.scores.slot(name)?).ok()?;
-        let mut trial = self.trial();
+        let mut trial = self.trial().while_others_start();
         trial.leave([pod.uid.clone()]);
         let choice = trial.fit(pod, name, None, Host::Beside, budget).ok()?;
         Some((choice.cost, gate.is_tainted()))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::intree::Constraints;
-use gpustow_pack::{Choice, Mib, Refusal};
+use gpustow_pack::{Choice, Mib, Refusal, Starts};
 
 use crate::Ledger;
 use crate::budget::Budget;
@@ -40,6 +40,17 @@ impl Ledger {
         let view = self.parts.books.node(node)?.view();
         let sentence = self.parts.scores.because(view, request, charges);
         Some(sentence).filter(|sentence| !sentence.is_empty())
+    }
+
+    /// The pods that start on these nodes, and for how many seconds the first has.
+    #[must_use]
+    pub fn starting_on(&self, nodes: &[&str]) -> (usize, u64) {
+        let books = &self.parts.books;
+        let nodes = nodes.iter().filter_map(|name| books.node(name));
+        let starting = nodes.flat_map(|node| node.shares());
+        let starting = starting.filter(|(_, hold, _)| hold.starts() > Starts::None);
+        let ages = starting.map(|(uid, ..)| books.start_age(uid));
+        ages.fold((0, 0), |(count, first), age| (count + 1, first.max(age)))
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_pack::{Card, Starts};
 
 use crate::asked::Asked;
 use crate::books::{Books, Gate, Uid};
@@ -84,14 +85,17 @@ impl Known<'_> {
         both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }
 
-    /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse.
+    /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse even if no pod started.
     pub(crate) fn may_fit(&self, name: &str, pod: &PodFacts) -> bool {
         self.check(name).is_ok()
             && self
                 .books
                 .node(name)
                 .zip(pod.asks.request())
-                .is_some_and(|(node, request)| request.may_fit(node.view()))
+                .is_some_and(|(node, request)| {
+                    let starting = |card: &Card| card.starts > Starts::None;
+                    node.view().cards.iter().any(starting) || request.may_fit(node.view())
+                })
             && self.books.refused_in_tree(name, pod).is_none()
     }
 

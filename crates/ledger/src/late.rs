@@ -113,7 +113,11 @@ impl Ledger {
             may_be_unshown(name)
                 && sight.evidence(pod, name) == Evidence::Unknown
                 && sight.may_fit(name, pod)
-                && sight.trial().choose(pod, name, &mut budget).is_ok()
+                && sight
+                    .trial()
+                    .while_others_start()
+                    .choose(pod, name, &mut budget)
+                    .is_ok()
         });
         node.cloned()
     }

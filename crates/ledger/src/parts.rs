@@ -39,7 +39,7 @@ impl Parts {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             config,
-            books: Books::new(config.stale_after, config.of_views()),
+            books: Books::new(config.stale_after, config.start_timeout, config.of_views()),
             scores: Scores::new(config.policy),
             queue: Queue::new(config.queue),
             ..Self::default()

@@ -99,6 +99,7 @@ impl Reason {
             Self::Fit(Refusal::NoMig) => "no_mig",
             Self::Fit(Refusal::OnlyMig) => "only_mig",
             Self::Fit(Refusal::NoLimit) => "no_limit",
+            Self::Fit(Refusal::Starting) => "starting",
             Self::Fit(Refusal::Neighbours) => "gpu_affinity",
             Self::Fit(Refusal::Unhealthy) => "unhealthy",
             Self::Fit(Refusal::NoWholeCard) => "no_whole_gpu",
@@ -169,6 +170,11 @@ impl Reason {
                 "The pod would fit if these GPUs could take pods.",
                 "See the GPU's reason in the Events of the node.",
                 "gpu-nodes.md",
+            ),
+            Self::Fit(Refusal::Starting) => (
+                "The pod or one there has the annotation `start: alone`, and a pod has not finished its start.",
+                "Wait. `kubectl gpustow why POD` says which pods start, and since when.",
+                "starts.md",
             ),
             Self::Fit(Refusal::Neighbours) => (
                 "The annotation `gpu-affinity` or `gpu-anti-affinity` of the pod or a neighbour prevents it.",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Compute, Mib, mig};
+use gpustow_pack::{Compute, Mib, Starts, mig};
 
 use crate::books::{Node, Share};
 use crate::problems::twice;
@@ -87,6 +87,8 @@ pub struct PodShare {
     pub used: Option<Mib>,
     /// How firm the share is.
     pub state: ShareState,
+    /// For how many seconds the pod has been starting; none if it has started. Known once a pod has come that starts alone.
+    pub starting: Option<u64>,
 }
 
 /// How firm a share is.
@@ -222,6 +224,8 @@ impl Ledger {
                     charged,
                     used,
                     state: self.state(uid, share),
+                    starting: (hold.starts() > Starts::None)
+                        .then(|| self.parts.books.start_age(uid)),
                 })
             })
             .collect();

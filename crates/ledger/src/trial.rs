@@ -33,6 +33,8 @@ pub(crate) struct Trial<'k> {
     ended: bool,
     /// GPUs, by UUID, of which the memory has come back that this pod, or any, uses beyond what it holds.
     repaid: Vec<(Arc<str>, Option<Uid>)>,
+    /// Pods that start hold up others.
+    starts: bool,
     /// Room that is kept for others counts as taken.
     keeps: bool,
     /// Others are those that come before this pod, whichever pod is asked about.
@@ -82,6 +84,7 @@ impl<'k> Known<'k> {
             is_empty: false,
             ended: false,
             repaid: Vec::new(),
+            starts: false,
             keeps: true,
             asker: None,
             most: None,
@@ -92,7 +95,8 @@ impl<'k> Known<'k> {
 
     /// The placement on one node, as filter saw it.
     pub(crate) fn choose(&self, name: &str, pod: &PodFacts) -> Result<Choice, Reason> {
-        self.trial().choose(pod, name, &mut Budget::all())
+        let trial = self.trial().while_others_start();
+        trial.choose(pod, name, &mut Budget::all())
     }
 
     /// Could the node hold the pod if it were empty?
@@ -104,6 +108,12 @@ impl<'k> Known<'k> {
 
 /// What is supposed. To be said before a node is looked at, but for [`Trial::leave`], [`Trial::stay`] and [`Trial::clear`].
 impl<'k> Trial<'k> {
+    /// Pods that start hold up others, as they do now. Else all starts are over: they end without that anything is done.
+    pub(crate) fn while_others_start(mut self) -> Self {
+        self.starts = self.known.books.counts_starts();
+        self
+    }
+
     /// No room is kept for others.
     pub(crate) fn keeping_nothing(mut self) -> Self {
         self.keeps = false;
@@ -328,7 +338,7 @@ impl<'k> Trial<'k> {
 
     fn as_supposed(&self, node: &Node, budget: &mut Budget) -> Left {
         if !self.is_empty && !self.ended && self.gone.is_empty() && self.repaid.is_empty() {
-            return Left::of(node, node.shared(), node.count(), |_| true);
+            return Left::of(node, node.shared(), node.count(), |_| true).starting(self.starts);
         }
         budget.charge_view(node);
         let counts = |uid: &str| !self.is_gone(node, uid);
@@ -338,7 +348,8 @@ impl<'k> Trial<'k> {
                 .any(|(card, pod)| **card == *uuid && pod.as_ref().is_none_or(|pod| **pod == *uid))
         };
         let view = node.view_without_loans(counts, repaid);
-        Left::of(node, Arc::new(view), node.count_of(counts), counts)
+        let left = Left::of(node, Arc::new(view), node.count_of(counts), counts);
+        left.starting(self.starts)
     }
 
     fn is_gone(&self, node: &Node, uid: &str) -> bool {

@@ -192,10 +192,12 @@ impl Ledger {
         self.parts.books.unfenced()
     }
 
-    /// Says what time it is, in seconds since 1970, so that pods which terminate can be late. To be called before each
-    /// look.
+    /// Says what time it is, in seconds since 1970, so that pods which terminate can be late, and starts over. To be called
+    /// before each look.
     pub fn tell_time(&mut self, unix: i64) {
         self.parts.unix = Some(unix);
+        let change = self.parts.books.tell_time(unix);
+        self.follow(change);
     }
 
     /// The highest epoch that a pod bears.

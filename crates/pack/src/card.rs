@@ -117,6 +117,40 @@ pub struct Card {
     pub compute: Compute,
     /// Its memory slices, if MIG instances are made on it on demand. Such a card takes only pods that ask for an instance.
     pub slices: Option<Slices>,
+    /// The pods that start on it.
+    pub starts: Starts,
+}
+
+/// Which pods start on a card: they measure its free memory, perhaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Starts {
+    /// None: any pod may start there.
+    #[default]
+    None,
+    /// Pods beside which others may start, but none that starts alone.
+    Beside,
+    /// One that starts alone: no other pod may.
+    Alone,
+}
+
+impl Starts {
+    /// A pod that starts alone, or beside others.
+    #[must_use]
+    pub fn of(alone: bool) -> Self {
+        match alone {
+            true => Self::Alone,
+            false => Self::Beside,
+        }
+    }
+
+    /// May a pod come, which starts alone or not?
+    pub(crate) fn take(self, alone: bool) -> bool {
+        match self {
+            Self::None => true,
+            Self::Beside => !alone,
+            Self::Alone => false,
+        }
+    }
 }
 
 /// Compute of a card that its pods share, in hundredths of the card. Nothing, where pods get no share of it: such a card
@@ -149,6 +183,7 @@ impl Card {
             lending: Lending::default(),
             compute: self.compute.emptied(),
             slices: self.slices.map(Slices::emptied),
+            starts: Starts::None,
             ..self
         }
     }

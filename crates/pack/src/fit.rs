@@ -8,7 +8,7 @@ use crate::mig::Piece;
 use crate::policy::cost_of;
 use crate::search::Search;
 use crate::several::fit_several;
-use crate::{Card, Claim, Compute, Cost, Mib, NodeGpus, Policy, Request};
+use crate::{Card, Claim, Compute, Cost, Mib, NodeGpus, Policy, Request, Starts};
 
 /// Where the containers of a pod go on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub enum Refusal {
     NoLimit,
     /// It would fit if every card could take pods.
     Unhealthy,
+    /// It would fit if no pod started there.
+    Starting,
     /// It would fit beside pods that it must not share a card with, or apart from those that it must.
     Neighbours,
     /// The whole cards it wants are not there at present.
@@ -68,7 +70,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::TooFewCards,
         Self::TooLarge,
         Self::Unselected,
@@ -78,6 +80,7 @@ impl Refusal {
         Self::OnlyMig,
         Self::NoLimit,
         Self::Unhealthy,
+        Self::Starting,
         Self::Neighbours,
         Self::NoWholeCard,
         Self::NoRoom,
@@ -99,6 +102,7 @@ impl Refusal {
             Self::OnlyMig => "GPUs that make MIG instances take only pods with isolation mig",
             Self::NoLimit => "no GPU here can limit memory",
             Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
+            Self::Starting => "another pod starts on the GPUs it would fit on",
             Self::Neighbours => "the pod may not share the GPUs with room, or its group has others",
             Self::NoWholeCard => "not enough wholly free GPUs",
             Self::NoRoom => "not enough free memory on any one GPU",
@@ -129,7 +133,9 @@ impl std::error::Error for Refusal {}
 ///
 /// ```
 /// use gpustow_pack::policy::Binpack;
-/// use gpustow_pack::{Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, Refusal, Request, fit};
+/// use gpustow_pack::{
+///     Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, Refusal, Request, Starts, fit,
+/// };
 ///
 /// let card = |free| Card {
 ///     capacity: Mib(24_000),
@@ -140,6 +146,7 @@ impl std::error::Error for Refusal {}
 ///     lending: Lending::default(),
 ///     compute: Compute::default(),
 ///     slices: None,
+///     starts: Starts::None,
 /// };
 /// let node = NodeGpus {
 ///     cards: vec![card(24_000), card(9_000)],
@@ -312,11 +319,19 @@ pub enum Question {
     FitsEmpty,
     /// Are there cards that it would fit on if they took pods?
     AwaitsHealth,
+    /// Would it fit if no pod started there?
+    AwaitsStarts,
     /// Would it fit if the cards had all the compute that it asks for?
     AwaitsCompute,
 }
 
 impl Question {
+    /// Is the node as the question supposes it, so that the answer is known?
+    fn is_moot(self, node: &NodeGpus) -> bool {
+        let starting = |card: &Card| card.starts > Starts::None;
+        self == Self::AwaitsStarts && !node.cards.iter().any(starting)
+    }
+
     /// A card as the question supposes it.
     fn suppose(self, card: &Card, request: &Request) -> Card {
         let shared = || Compute::suiting(request.compute);
@@ -340,6 +355,10 @@ impl Question {
             Self::FitsEmpty => card.emptied(),
             Self::AwaitsHealth => Card {
                 usable: true,
+                ..*card
+            },
+            Self::AwaitsStarts => Card {
+                starts: Starts::None,
                 ..*card
             },
             Self::AwaitsCompute => Card {
@@ -382,6 +401,8 @@ pub fn refusal<E>(
         Refusal::NoLimit
     } else if answer(Question::AwaitsHealth)? {
         Refusal::Unhealthy
+    } else if answer(Question::AwaitsStarts)? {
+        Refusal::Starting
     } else if request.exclusive {
         Refusal::NoWholeCard
     } else if request.compute > 0 && answer(Question::AwaitsCompute)? {
@@ -396,11 +417,14 @@ pub fn refusal<E>(
 /// Why the only claim of a request does not fit.
 pub(crate) fn refusal_of_one(node: &NodeGpus, request: &Request, claim: &Claim) -> Refusal {
     let Ok(why) = refusal(request, node.cards.len(), |question| {
+        if question.is_moot(node) {
+            return Ok::<_, Infallible>(false);
+        }
         let cards = node
             .cards
             .iter()
             .map(|card| question.suppose(card, request));
-        Ok::<_, Infallible>(request.has_cards(claim, cards))
+        Ok(request.has_cards(claim, cards))
     });
     why
 }
@@ -412,6 +436,9 @@ fn refusal_of_several(
     steps: &mut u64,
 ) -> Result<Refusal, Refusal> {
     refusal(request, node.cards.len(), |question| {
+        if question.is_moot(node) {
+            return Ok(false);
+        }
         let cards = node
             .cards
             .iter()

@@ -19,7 +19,7 @@ mod search;
 mod several;
 
 pub use because::because;
-pub use card::{Bytes, Card, Compute, Lending, Mib, ModelId, NodeGpus};
+pub use card::{Bytes, Card, Compute, Lending, Mib, ModelId, NodeGpus, Starts};
 pub use fit::{Choice, Placement, Question, Refusal, cost, fit, fit_counting, refusal};
 pub use links::{Link, Links};
 pub use policy::{Class, Cost, Policy, PolicyKind, Tight};

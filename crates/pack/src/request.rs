@@ -88,6 +88,8 @@ pub struct Request {
     pub compute: u8,
     /// A MIG instance of its own, which is made for it. Such a request has one claim of one card.
     pub isolated: bool,
+    /// No other pod starts on its cards while it does.
+    pub alone: bool,
     /// Which cards the pod may get, if it says so.
     pub rules: Option<Arc<Rules>>,
     /// The policy that the pod names, if any.
@@ -130,6 +132,7 @@ impl Request {
         let whole = card.free == card.capacity;
         let may = card.usable && (whole || !self.exclusive) && self.limit() <= card.limit;
         let may = may && card.compute.has(self.compute) && self.isolated == card.slices.is_some();
+        let may = may && card.starts.take(self.alone);
         may.then(|| match &card.slices {
             Some(slices) => slices.largest(),
             None => card.free,

@@ -29,6 +29,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         stale_after: scheduling.stale_after.into(),
         reservation_ttl: fixed.reservation_ttl,
         slow_reservation_ttl: fixed.slow_reservation_ttl,
+        start_timeout: scheduling.start_timeout.into(),
         wake_again_after: fixed.wake_again_after,
         claim_ttl: fixed.claim_ttl,
         reclaim: reclaim.action != Action::Off,

@@ -145,6 +145,7 @@ impl Stowed {
                 bursts: false,
                 compute: 0,
                 isolated: false,
+                alone: false,
                 rules: None,
                 policy: None,
                 cpu_milli: job.cpu,

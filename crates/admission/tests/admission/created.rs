@@ -14,10 +14,11 @@ fn devices(name: &str) -> String {
     )
 }
 
-fn told(name: &str) -> [String; 2] {
-    [("GPUSTOW_MEM_MIB", "mib"), ("GPUSTOW_MEM_SHARE", "share")].map(|(variable, key)| {
-        format!("{variable}=metadata.annotations['{key}.gpustow.dev/{name}']")
-    })
+fn told(name: &str) -> [String; 3] {
+    let variable = |(variable, key)| {
+        format!("GPUSTOW_MEM_{variable}=metadata.annotations['{key}.gpustow.dev/{name}']")
+    };
+    [("MIB", "mib"), ("BYTES", "bytes"), ("SHARE", "share")].map(variable)
 }
 
 #[test]
@@ -44,16 +45,17 @@ fn pod_that_requests_memory_gets_scheduler_label_and_variables() -> Result<()> {
     assert_eq!(made.pod["metadata"]["labels"][names::MANAGED_LABEL], "true");
     let all = |name: &str| [&told(name)[..], &[devices(name)]].concat();
     let void = vec![format!("{}=void", names::VISIBLE_DEVICES)];
-    let [mib, share] = told("main");
+    let [mib, bytes, share] = told("main");
     let named = "A=$(GPUSTOW_MEM_MIB)".to_owned();
     let own = vec![
         told("own")[0].clone(),
+        told("own")[1].clone(),
         "GPUSTOW_MEM_SHARE=0.5".to_owned(),
         devices("own"),
     ];
     let none = vec![format!("{}=none", names::VISIBLE_DEVICES)];
     let expected = [
-        vec![mib, share, named, devices("main")],
+        vec![mib, bytes, share, named, devices("main")],
         own,
         void.clone(),
         void,
@@ -84,6 +86,7 @@ fn patch_makes_the_pod_of_the_one_that_came_and_leaves_unknown_fields() -> Resul
         "/metadata/labels/gpustow.dev~1managed",
         "/spec/schedulerName",
         "/spec/containers/0/env",
+        "/spec/containers/0/env/0",
         "/spec/containers/0/env/0",
         "/spec/containers/0/env/0",
         "/spec/containers/0/env/-",
@@ -250,5 +253,52 @@ fn debug_container_gets_no_gpu_but_the_pods_own() -> Result<()> {
     let path = "metadata.annotations['devices.gpustow.dev/main']";
     let shared = json!([{ "name": names::VISIBLE_DEVICES, "valueFrom": { "fieldRef": { "fieldPath": path } } }]);
     assert_eq!(debug(shared)?, [devices("main")]);
+    Ok(())
+}
+
+#[test]
+fn pods_of_named_namespaces_start_alone_unless_they_say_how_they_start() -> Result<()> {
+    let site = |names: Value, namespace: &str| -> Result<Site> {
+        let mut site = Site::with(json!({ "requests": { "startAlone": names } }))?;
+        site.namespace.name = Some(namespace.to_owned());
+        Ok(site)
+    };
+    let silent = || json!({});
+    let says = |how: &str| json!({ names::START: how });
+    for (names, namespace, says, expected) in [
+        (json!([]), "serving", silent(), None),
+        (json!(["serving"]), "serving", silent(), Some("alone")),
+        (json!(["serving"]), "other", silent(), None),
+        (json!(["*"]), "other", silent(), Some("alone")),
+        (json!(["*"]), "other", says("beside"), Some("beside")),
+        (json!([]), "other", says("alone"), Some("alone")),
+    ] {
+        let made = site(names, namespace)?.create(&pod(says, json!([asks("a", "1")])))?;
+        assert_eq!(note(&made.pod, names::START), expected);
+    }
+    let wrong = pod(says("first"), json!([asks("a", "1")]));
+    let refusal = site(json!([]), "n")?.refusal(&wrong)?;
+    assert!(refusal.ends_with("write alone, or beside"), "{refusal}");
+    Ok(())
+}
+
+#[test]
+fn who_starts_alone_without_a_probe_is_warned_that_nothing_shows_the_end_of_the_start() -> Result<()>
+{
+    let says = json!({ names::START: "alone" });
+    let warnings = |container: Value| -> Result<usize> {
+        let made = Site::default().create(&pod(says.clone(), json!([container])))?;
+        let of_start = |it: &&String| it.contains("readinessProbe");
+        Ok(made.warnings.iter().filter(of_start).count())
+    };
+    assert_eq!(warnings(asks("a", "1"))?, 1);
+    for probe in ["readinessProbe", "startupProbe"] {
+        let probed = with(
+            asks("a", "1"),
+            probe,
+            json!({ "tcpSocket": { "port": 80 } }),
+        );
+        assert_eq!(warnings(probed)?, 0);
+    }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What of a report does not wait for the next heartbeat.
 
-use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_pack::Mib;
 
 use super::State;
@@ -20,10 +20,8 @@ impl State {
             excess.chain([Mib(gpu.unmanaged_mib)]).sum::<Mib>()
         };
         let same_users = |old: &Gpu, new: &Gpu| {
-            old.pods
-                .iter()
-                .map(|share| &share.uid)
-                .eq(new.pods.iter().map(|share| &share.uid))
+            let key = |share: &PodUse| (share.uid.clone(), share.settled_at.is_some());
+            old.pods.iter().map(key).eq(new.pods.iter().map(key))
         };
         let same_card = |old: &Gpu, new: &Gpu| {
             let key = |gpu: &Gpu| {

@@ -1,6 +1,7 @@
 //! The most that a pod used of a card in the last half hour, and since when it is idle there.
 
 use fake_nvml::{Gpu, Process};
+use gpustow_agent::pods::NodePods;
 use gpustow_agent::processes::Processes;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
@@ -74,6 +75,68 @@ fn a_pod_is_idle_from_when_none_of_its_processes_works_and_unknown_where_the_dri
     assert_eq!(since(10, Some(1)), None);
     assert_eq!(since(11, Some(0)), said(11));
     assert_eq!(since(12, None), None);
+}
+
+/// The pod, which starts or has started.
+fn holder(starts: bool) -> NodePods {
+    let mut pod = pod(&[("GPU-0", 4096)]);
+    let ready = if starts { "False" } else { "True" };
+    let conditions = serde_json::json!([{ "type": "Ready", "status": ready }]);
+    let status = pod.status.get_or_insert_default();
+    status.conditions = serde_json::from_value(conditions).unwrap();
+    pods(&[pod])
+}
+
+/// The report if the pod then uses so much of the 4096 MiB that it holds.
+fn starting(
+    host: &Host,
+    state: &mut State,
+    pods: &NodePods,
+    second: u64,
+    mib: u64,
+) -> GpuNodeStatus {
+    host.shows(&machine(vec![Gpu {
+        processes: vec![process(1, mib)],
+        ..h100(0)
+    }]));
+    let mut processes = Processes::new(host.proc());
+    take(state, host.read(), pods, at(second), |pid| {
+        processes.who(pid)
+    });
+    status_of(state, pods)
+}
+
+#[test]
+fn memory_of_a_pod_that_starts_settles_when_it_stays_the_same_near_what_the_pod_holds() {
+    let said = |second| Some(at(second).wall.to_string());
+    let (host, mut state) = (host(), state());
+    let starts = holder(true);
+    let mut seen = |second, mib| {
+        let status = starting(&host, &mut state, &starts, second, mib);
+        share(&status).settled_at.clone()
+    };
+    assert_eq!(seen(0, 3000), None);
+    assert_eq!(seen(14, 3000), None, "three quarters, and not long enough");
+    assert_eq!(seen(20, 4000), None, "it grew");
+    assert_eq!(seen(34, 4010), None);
+    assert_eq!(seen(36, 4010), said(36), "a hundredth more is the same");
+    assert_eq!(seen(40, 3500), said(36), "that stays");
+    assert_eq!(seen(41, 100), None, "its server starts again");
+    assert_eq!(seen(100, 100), None, "so little is no server's memory");
+    let (host, mut state) = (self::host(), self::state());
+    for second in [0, 100] {
+        let status = starting(&host, &mut state, &holder(false), second, 4000);
+        assert_eq!(share(&status).settled_at, None, "it is Ready");
+    }
+}
+
+#[test]
+fn settling_is_told_at_once_and_once() {
+    let (host, mut state) = (host(), state());
+    let starts = holder(true);
+    let statuses = [0, 16, 17].map(|second| starting(&host, &mut state, &starts, second, 4000));
+    assert!(state.is_news(&statuses[0], &statuses[1], &starts));
+    assert!(!state.is_news(&statuses[1], &statuses[2], &starts));
 }
 
 #[test]

@@ -44,6 +44,7 @@ fn each_mib_has_one_user() {
             used_mib: 1200,
             high_mib: Some(1200),
             idle_since: None,
+            settled_at: None,
             mps: false,
             containers: vec![ContainerUse {
                 name: "main".to_owned(),

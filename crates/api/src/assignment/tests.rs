@@ -181,7 +181,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
         all.extend(allowances(&request, &name, &longest, |_| {
             Some((Mib(u64::MAX), Mib(u64::MAX)))
         }));
-        assert_eq!(all.len(), 5);
+        assert_eq!(all.len(), 6);
         let added: usize = all.iter().map(|(k, v)| k.len() + v.len()).sum();
         let free = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;
         let fits = |bytes| {

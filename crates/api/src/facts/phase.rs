@@ -33,6 +33,7 @@ impl PodFacts {
             created: 0,
             started: i64::MAX,
             node: None,
+            starting_since: None,
             scheduler: OWN_SCHEDULER.clone(),
             priority: 0,
             nominated: None,

@@ -95,6 +95,7 @@ impl Books {
     ) -> Change {
         let mut change = Change::default();
         let made = self.tick();
+        let starts = self.reserved_starts(pod, request);
         let Some((_, node_name, node)) = self.nodes.get_full_mut(name) else {
             return change;
         };
@@ -117,7 +118,7 @@ impl Books {
             instance,
             ..assignment
         });
-        node.reserve(&pod.uid, Hold::reserved(&assignment, request));
+        node.reserve(&pod.uid, Hold::reserved(&assignment, request, starts));
         let held = AssumedPod {
             node: node_name.clone(),
             assignment,
@@ -201,6 +202,7 @@ impl Books {
             let bound = PodFacts {
                 node: Some(held.node.clone()),
                 assignment: Some(Ok(held.assignment.clone())),
+                starting_since: Some(i64::MAX),
                 nominated: None,
                 waiting: false,
                 ..pod.clone()

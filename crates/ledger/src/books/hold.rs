@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::assignment::Instance;
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_pack::{Bytes, Mib, Request, Rules};
+use gpustow_pack::{Bytes, Mib, Request, Rules, Starts};
 
 /// What a pod takes from a node, whether bound or only reserved.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,8 @@ pub(crate) struct Hold {
     pub(super) ram: Bytes,
     /// Hundredths of the compute of each of its cards.
     compute: u8,
+    /// How it starts there now.
+    pub(super) starts: Starts,
 }
 
 /// On which cards a pod holds memory.
@@ -82,6 +84,10 @@ impl Hold {
         }
     }
 
+    pub(crate) fn starts(&self) -> Starts {
+        self.starts
+    }
+
     pub(super) fn rules(&self) -> Option<&Rules> {
         self.rules.as_deref()
     }
@@ -113,11 +119,16 @@ impl Hold {
             cpu_milli: 0,
             ram: Bytes::ZERO,
             compute,
+            starts: Starts::None,
         }
     }
 
     /// What is held for a pod that asks for this and has this assignment.
-    pub(super) fn reserved(assignment: &Arc<Assignment>, request: &Request) -> Self {
+    pub(super) fn reserved(
+        assignment: &Arc<Assignment>,
+        request: &Request,
+        starts: Starts,
+    ) -> Self {
         Self {
             charges: Charges::Assigned(Some(assignment.clone())),
             exclusive: request.exclusive,
@@ -126,12 +137,13 @@ impl Hold {
             cpu_milli: request.cpu_milli,
             ram: request.ram,
             compute: request.compute,
+            starts,
         }
     }
 
-    /// What a bound pod holds. A request that is unreadable beside a broken assignment takes whole
-    /// cards.
-    pub(super) fn of(pod: &PodFacts) -> Self {
+    /// What a bound pod holds that starts there like this. A request that is unreadable beside a broken assignment takes
+    /// whole cards.
+    pub(super) fn of(pod: &PodFacts, starts: Starts) -> Self {
         let request = pod.asks.readable().ok();
         let charges = match &pod.assignment {
             _ if pod.released => Charges::NONE,
@@ -160,6 +172,7 @@ impl Hold {
                 Some(Ok(assignment)) => assignment.compute,
                 _ => counted.compute,
             },
+            starts,
         }
     }
 }

@@ -20,6 +20,7 @@ mod node;
 mod nodes;
 mod pods;
 mod sharing;
+mod starts;
 mod traffic;
 mod twins;
 mod unfenced;
@@ -41,6 +42,7 @@ pub(crate) use models::Models;
 pub(crate) use node::{Node, Settings, Share, Uid};
 use pods::Known;
 use sharing::Sharing;
+use starts::Starting;
 use traffic::Traffic;
 use twins::Reporters;
 
@@ -60,6 +62,7 @@ pub(crate) struct Books {
     /// By namespace and name.
     budgets: HashMap<Arc<str>, HashMap<Arc<str>, DisruptionBudget>>,
     sharing: Sharing,
+    starting: Starting,
     traffic: Traffic,
     /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
@@ -82,18 +85,25 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub(crate) fn new(stale_after: Duration, settings: Settings) -> Self {
+    pub(crate) fn new(stale_after: Duration, start_timeout: Duration, settings: Settings) -> Self {
         Self {
             stale_after,
+            starting: Starting::new(start_timeout),
             settings,
             ..Self::default()
         }
     }
 
     /// Judges every node by these settings from now on.
-    pub(crate) fn configure(&mut self, stale_after: Duration, settings: Settings) -> Change {
+    pub(crate) fn configure(
+        &mut self,
+        stale_after: Duration,
+        start_timeout: Duration,
+        settings: Settings,
+    ) -> Change {
         let mut change = Change::default();
         self.stale_after = stale_after;
+        self.set_start_timeout(start_timeout, &mut change);
         if self.settings != settings {
             self.settings = settings;
             let names: Vec<Arc<str>> = self.nodes.keys().cloned().collect();

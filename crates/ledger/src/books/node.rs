@@ -9,7 +9,7 @@ use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::intree::Taint;
 use gpustow_pack::mig::Slices;
-use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus};
+use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Starts};
 
 use super::gate::Gate;
 use super::hold::Hold;
@@ -188,6 +188,21 @@ impl Node {
         self.bound.swap_remove(uid).is_some()
     }
 
+    /// The pod starts like this. Gives back how it did before.
+    pub(super) fn set_starts(&mut self, uid: &str, starts: Starts) -> Option<Starts> {
+        let hold = self.bound.get_mut(uid);
+        let hold = hold.or_else(|| self.reserved.get_mut(uid))?;
+        Some(std::mem::replace(&mut hold.starts, starts))
+    }
+
+    /// The pods that start on a card, of those that `counts` accepts.
+    fn starts_on(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Starts {
+        let holds = self.holds().filter(|(uid, _)| counts(uid));
+        let holds = holds.filter(|(_, hold)| hold.starts > Starts::None);
+        let on = holds.filter(|(_, hold)| hold.on(uuid) > Mib::ZERO);
+        on.map(|(_, hold)| hold.starts).max().unwrap_or_default()
+    }
+
     pub(super) fn reserve(&mut self, uid: &Uid, hold: Hold) {
         self.reserved.insert(uid.clone(), hold);
     }
@@ -318,6 +333,7 @@ impl Node {
             whole: self.holds().any(whole),
             compute: self.compute_held(uuid, |_| true),
             slices: self.slices_held(uuid, |_| true),
+            starts: self.starts_on(uuid, |_| true),
         }
     }
 
@@ -342,6 +358,7 @@ impl Node {
                     || new.capacity > old.capacity
                     || new.limit > old.limit
                     || new.compute.free > old.compute.free
+                    || new.starts < old.starts
                     || has_more(new.slices, old.slices)
                     || (new.compute.capacity == 0) != (old.compute.capacity == 0);
                 new.usable && (!old.usable || more)

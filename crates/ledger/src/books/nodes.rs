@@ -59,6 +59,7 @@ impl Books {
             change.note(Event::Node { name, gained });
         }
         self.touch(&name, &mut change);
+        self.follow_starts(Some(&name), &mut change);
         self.share_again(&name, &others, &mut change);
         match old {
             Some(old) => self.models.release(&old),

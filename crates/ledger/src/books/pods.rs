@@ -120,6 +120,8 @@ impl Books {
             copy: self.tick(),
         };
         self.fenced_by(&pod, change);
+        self.meet(&pod, change);
+        self.note_start(&pod);
         let old = self.pods.insert(uid.clone(), known).map(|old| old.facts);
         self.groups.follow(&uid, old.as_deref(), Some(&pod));
         match is_marked(&pod) {
@@ -153,8 +155,9 @@ impl Books {
             changed.push(name);
         }
         if let Some(name) = pod.node.as_ref().filter(|_| !pod.released) {
+            let hold = Hold::of(&pod, self.starts(&pod));
             let node = self.nodes.entry(name.clone()).or_default();
-            if node.bind(&uid, Hold::of(&pod)) {
+            if node.bind(&uid, hold) {
                 changed.push(name.clone());
             }
         }
@@ -168,8 +171,11 @@ impl Books {
     pub(crate) fn delete_pod(&mut self, uid: &str) -> Change {
         let mut change = Change::default();
         let when = self.tick();
-        if let Some(node) = self.pod(uid).and_then(|pod| pod.node.clone()) {
-            self.note_traffic(&node, uid);
+        if let Some(pod) = self.pod(uid).cloned() {
+            self.forget_start(&pod);
+            if let Some(node) = &pod.node {
+                self.note_traffic(node, uid);
+            }
         }
         let old = self.pods.swap_remove(uid).map(|known| known.facts);
         self.groups.follow(&uid.into(), old.as_deref(), None);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gpustow_api::gpunode::Gpu;
-use gpustow_pack::Mib;
+use gpustow_pack::{Mib, Starts};
 
 use super::{Books, Change};
 use crate::maps::HashMap;
@@ -65,6 +65,8 @@ pub(super) struct Share {
     pub(super) compute: u16,
     /// Its memory slices, where MIG instances are made.
     pub(super) slices: u8,
+    /// How they start on it.
+    pub(super) starts: Starts,
 }
 
 impl Elsewhere {
@@ -139,6 +141,7 @@ impl Books {
                 whole: sum.whole || share.whole,
                 compute: sum.compute.saturating_add(share.compute),
                 slices: sum.slices | share.slices,
+                starts: sum.starts.max(share.starts),
             });
             (sum.held > Mib::ZERO).then(|| (gpu.uuid.as_str().into(), sum))
         });

@@ -268,7 +268,8 @@ impl Known<'_> {
         wanted: usize,
         budget: &mut Budget,
     ) -> Seats {
-        self.search_seats(members, wanted, 0, &HashSet::default(), budget)
+        let trial = self.trial().while_others_start();
+        self.search_seats(members, wanted, 0, trial, budget)
     }
 
     /// The same as if these bound pods were gone, or too few seats as soon as it is certain that `wanted` do not fit.
@@ -279,7 +280,9 @@ impl Known<'_> {
         gone: &HashSet<Uid>,
         budget: &mut Budget,
     ) -> Seats {
-        self.search_seats(members, wanted, wanted, gone, budget)
+        let mut trial = self.trial();
+        trial.leave(gone.iter().cloned());
+        self.search_seats(members, wanted, wanted, trial, budget)
     }
 
     fn search_seats(
@@ -287,7 +290,7 @@ impl Known<'_> {
         members: Vec<Member<'_>>,
         wanted: usize,
         floor: usize,
-        gone: &HashSet<Uid>,
+        trial: Trial<'_>,
         budget: &mut Budget,
     ) -> Seats {
         let Some(asking) = members.first().map(|member| member.pod) else {
@@ -298,8 +301,7 @@ impl Known<'_> {
             return Seats::default();
         }
         let roams = members.iter().any(|member| member.among.is_none());
-        let mut trial = self.trial().for_all_of(asking);
-        trial.leave(gone.iter().cloned());
+        let trial = trial.for_all_of(asking);
         let mut kinds = Kinds::new(self, trial, roams, NODES + count);
         let mut pods = Vec::new();
         for member in members.into_iter().take(MOST_PODS) {

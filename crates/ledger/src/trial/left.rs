@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpustow_pack::{Bytes, NodeGpus, Request, Rules};
+use gpustow_pack::{Bytes, Card, NodeGpus, Request, Rules, Starts};
 
 use super::Charges;
 use crate::books::Node;
@@ -30,6 +30,8 @@ pub(crate) struct Left {
     rules: Vec<(Arc<Rules>, Vec<usize>)>,
     /// The node's CPU, host memory and slots are known.
     is_known: bool,
+    /// Pods that start hold up others.
+    starts: bool,
 }
 
 impl Left {
@@ -67,7 +69,20 @@ impl Left {
             clients: Vec::new(),
             rules: Vec::new(),
             is_known: true,
+            starts: false,
         }
+    }
+
+    /// Do pods that start hold up others? Else their starts are over.
+    pub(super) fn starting(mut self, starts: bool) -> Self {
+        self.starts = starts;
+        let starting = |card: &Card| card.starts > Starts::None;
+        if !starts && self.view.cards.iter().any(starting) {
+            let view = Arc::make_mut(&mut self.view);
+            let cards = view.cards.iter_mut();
+            cards.for_each(|card| card.starts = Starts::None);
+        }
+        self
     }
 
     pub(crate) fn view(&self) -> &NodeGpus {
@@ -114,6 +129,14 @@ impl Left {
     pub(super) fn take(&mut self, request: &Request, charges: Charges<'_>) {
         Arc::make_mut(&mut self.view).take(request, charges);
         self.pods = self.pods.saturating_sub(1);
+        if self.starts {
+            let cards = &mut Arc::make_mut(&mut self.view).cards;
+            for (card, _) in charges {
+                if let Some(card) = cards.get_mut(*card) {
+                    card.starts = card.starts.max(Starts::of(request.alone));
+                }
+            }
+        }
         for (card, _) in charges.iter().filter(|_| request.compute > 0) {
             self.take_clients(*card, 1);
         }
@@ -159,6 +182,7 @@ impl Left {
         for (card, most) in view.cards.iter_mut().zip(&other.view.cards) {
             card.free = card.free.min(most.free);
             card.compute.free = card.compute.free.min(most.compute.free);
+            card.starts = card.starts.max(most.starts);
             if let Some((slices, most)) = card.slices.as_mut().zip(most.slices) {
                 slices.taken |= most.taken;
             }

@@ -260,7 +260,7 @@ impl Known<'_> {
     /// A node's room less what is offered there; `None` if no pod may go there.
     pub(super) fn unoffered(&self, name: &str) -> Option<Left> {
         self.check(name).ok()?;
-        let mut trial = self.trial().keeping_nothing();
+        let mut trial = self.trial().while_others_start().keeping_nothing();
         let offered = self.offered.on(name).iter();
         // What is kept is looked at on its own.
         let offered = offered.filter(|uid| !self.earmarks.has_more_than_reservation(uid));

@@ -53,6 +53,7 @@ mod reservations;
 mod rules;
 mod sampled;
 mod shortage;
+mod starts;
 mod sums;
 mod tenant_keys;
 mod twins;

@@ -36,6 +36,7 @@ fn values(key: &str) -> &'static [&'static str] {
         names::GPU_AFFINITY | names::GPU_ANTI_AFFINITY => &["others", "mine"],
         names::COMPUTE_PERCENT => &["1", "100"],
         names::ISOLATION => &["mig"],
+        names::START => &["alone", "beside"],
         names::POLICY => &["tight", "spread", "first-fit"],
         names::MADE_FOR | names::ADOPTED => &["0.0.1", "9.9.9"],
         names::MANAGED_LABEL => &["true", "false"],

@@ -2,7 +2,7 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request,
-    Tight, fit,
+    Starts, Tight, fit,
     policy::{Binpack, FirstFit},
 };
 
@@ -17,6 +17,7 @@ fn node(cards: &[(u64, u64)]) -> NodeGpus {
         lending: Lending::default(),
         compute: Compute::default(),
         slices: None,
+        starts: Starts::None,
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

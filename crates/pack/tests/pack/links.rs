@@ -3,7 +3,7 @@
 use Link::{NvLink, PcieSwitch, System};
 use gpustow_pack::{
     Card, Choice, Claim, ClaimKind, Compute, Lending, Link, Links, Mib, ModelId, NodeGpus,
-    PolicyKind, Request, Tight, fit,
+    PolicyKind, Request, Starts, Tight, fit,
 };
 
 /// A node of cards of 80 MiB with so much free; pairs that `near` does not list are far apart.
@@ -17,6 +17,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
         lending: Lending::default(),
         compute: Compute::default(),
         slices: None,
+        starts: Starts::None,
     };
     let link = |one, other| {
         let pair =

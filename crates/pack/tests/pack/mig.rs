@@ -8,7 +8,7 @@ use gpustow_pack::mig::{Geometry, Piece, Profile, Slices, mask};
 use gpustow_pack::policy::{Binpack, FirstFit};
 use gpustow_pack::{
     Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request,
-    Tight, fit,
+    Starts, Tight, fit,
 };
 use proptest::prelude::*;
 
@@ -255,6 +255,7 @@ fn pool(geometry: &Geometry) -> Card {
         lending: Lending::default(),
         compute: Compute::default(),
         slices: Some(empty(*geometry)),
+        starts: Starts::None,
     })
 }
 

@@ -4,7 +4,7 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Compute, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind,
-    Refusal, Request, Rules, Tight, Traits,
+    Refusal, Request, Rules, Starts, Tight, Traits,
 };
 
 /// What `fit_among` must answer: the rules are looked at card by card, in words of their own.
@@ -60,6 +60,7 @@ pub(crate) fn answer_among(
             free: card.capacity,
             usable: true,
             compute: all_free(card.compute),
+            starts: Starts::None,
             ..*card
         });
         answer(&node, request, PolicyKind::FirstFit, tight).is_ok()
@@ -133,6 +134,7 @@ pub(crate) fn answer(
     let empty = with_cards(&healthy, |card| Card {
         free: card.capacity,
         compute: all_free(card.compute),
+        starts: Starts::None,
         ..*card
     });
     let whatever = with_cards(&empty, |card| Card {
@@ -159,6 +161,10 @@ pub(crate) fn answer(
         },
         ..*card
     });
+    let started = with_cards(node, |card| Card {
+        starts: Starts::None,
+        ..*card
+    });
     let few = request
         .claims
         .iter()
@@ -176,6 +182,8 @@ pub(crate) fn answer(
         Refusal::NoLimit
     } else if !legal(&healthy).is_empty() {
         Refusal::Unhealthy
+    } else if !legal(&started).is_empty() {
+        Refusal::Starting
     } else if request.exclusive {
         Refusal::NoWholeCard
     } else if request.compute > 0 && !legal(&roomy).is_empty() {
@@ -318,7 +326,15 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
             here.map(|&claim| wants(&request.claims[claim])).sum()
         };
         let peak = life(&request.claims).iter().map(held).max()?;
-        if !card.usable || peak > card.free.0 || request.exclusive && card.free != card.capacity {
+        let waits = match request.alone {
+            true => card.starts != Starts::None,
+            false => card.starts == Starts::Alone,
+        };
+        if waits
+            || !card.usable
+            || peak > card.free.0
+            || request.exclusive && card.free != card.capacity
+        {
             return None;
         }
         // The driver would not start a container with a limit that it cannot hold.

@@ -2,7 +2,7 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Class, Compute, Lending, Link, Links, Mib, ModelId, NodeGpus,
-    PolicyKind, Request, Rules, Tight, Traits, cost, fit, fit_among,
+    PolicyKind, Request, Rules, Starts, Tight, Traits, cost, fit, fit_among,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -25,8 +25,10 @@ fn card() -> impl Strategy<Value = Card> {
         2 => Just((0, 0)),
         2 => select(vec![(100, 100), (100, 40), (150, 60), (100, 0)]),
     ];
-    (free, 0..2_u16, usable, limit, lending, compute).prop_map(
-        |((capacity, free), model, usable, limit, (used, lent), compute)| Card {
+    let starts =
+        prop_oneof![3 => Just(Starts::None), 1 => Just(Starts::Beside), 1 => Just(Starts::Alone)];
+    (free, 0..2_u16, usable, limit, lending, compute, starts).prop_map(
+        |((capacity, free), model, usable, limit, (used, lent), compute, starts)| Card {
             capacity: Mib(capacity),
             free: Mib(free),
             model: ModelId(model),
@@ -38,6 +40,7 @@ fn card() -> impl Strategy<Value = Card> {
                 free: compute.1,
             },
             slices: None,
+            starts,
         },
     )
 }
@@ -88,24 +91,27 @@ fn request() -> impl Strategy<Value = Request> {
     let limits = prop_oneof![3 => Just(Vec::new()), 2 => vec(0..=12_u64, 3)];
     (
         vec(claim, 1..=3),
-        prop::bool::weighted(0.25),
+        (prop::bool::weighted(0.25), prop::bool::weighted(0.3)),
         limits,
         any::<bool>(),
         prop_oneof![1 => Just(0), 1 => select(vec![30, 40, 50, 100])],
     )
-        .prop_map(|(mut claims, exclusive, limits, bursts, compute)| {
-            claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
-            for (claim, limit) in claims.iter_mut().zip(limits) {
-                claim.driver_limit = Mib(limit);
-            }
-            Request {
-                claims,
-                exclusive,
-                bursts,
-                compute,
-                ..Request::default()
-            }
-        })
+        .prop_map(
+            |(mut claims, (exclusive, alone), limits, bursts, compute)| {
+                claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
+                for (claim, limit) in claims.iter_mut().zip(limits) {
+                    claim.driver_limit = Mib(limit);
+                }
+                Request {
+                    claims,
+                    exclusive,
+                    alone,
+                    bursts,
+                    compute,
+                    ..Request::default()
+                }
+            },
+        )
 }
 
 /// The policy after it has seen some pods on some nodes.

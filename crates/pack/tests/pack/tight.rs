@@ -2,7 +2,7 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Class, Compute, Cost, Lending, Mib, ModelId, NodeGpus, PolicyKind,
-    Request, Tight, cost, fit,
+    Request, Starts, Tight, cost, fit,
 };
 
 fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
@@ -15,6 +15,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
         lending: Lending::default(),
         compute: Compute::default(),
         slices: None,
+        starts: Starts::None,
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

@@ -63,6 +63,7 @@ impl Node {
                 model,
                 usable: gpu.healthy && !self.cordons(gpu) && gpu.mig.is_some() == slices.is_some(),
                 slices,
+                starts: self.starts_on(&gpu.uuid, &counts).max(elsewhere.starts),
                 limit: gpu.limit(),
                 lending: match self.settings.weighs_use {
                     true => lending(gpu, capacity, |uid| {
