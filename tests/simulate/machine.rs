@@ -1,6 +1,8 @@
 //! A node as it is: its cards, the processes that use them, its kubelet, and the real agent, which tells the API
 //! server of what it sees.
 
+mod servers;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use crate::net::{Link, NAMESPACE, Shared, locked};
 use crate::scheduler::{name, uid};
 use crate::server::{Copy, Kind};
 
+pub(crate) use servers::server;
+
 const MIB: u64 = 1 << 20;
 
 /// A process of a pod, or an unmanaged one, on one card.
@@ -50,6 +54,10 @@ pub(crate) struct Machine {
     /// Pods that the kubelet has started, by UID.
     started: BTreeMap<String, ()>,
     pids: u32,
+    /// Those that are not Ready.
+    servers: Vec<servers::Server>,
+    /// Starts that failed.
+    pub(crate) failed: usize,
     proc: TempDir,
     pub(crate) link: Arc<Link>,
     sampler: Arc<Sampler>,
@@ -76,6 +84,8 @@ impl Machine {
             running: Vec::new(),
             started: BTreeMap::new(),
             pids: 100,
+            servers: Vec::new(),
+            failed: 0,
             proc,
             link,
             sampler,
@@ -146,6 +156,7 @@ impl Machine {
                 }
             }
         }
+        self.serve();
         if self.random.random_bool(0.5) {
             self.allocate();
         }
@@ -185,6 +196,7 @@ impl Machine {
                 }
             }
         }
+        self.begin_server(pod, &id);
         Ok(())
     }
 

@@ -21,6 +21,7 @@ mod probes;
 mod scheduler;
 mod server;
 mod stage;
+mod starts;
 mod story;
 mod switches;
 mod trouble;
@@ -48,7 +49,18 @@ fn number(name: &str) -> Result<Option<u64>> {
 
 /// One world, on a thread whose random numbers are the seed's. Prints its story.
 fn live(seed: u64) -> Result<()> {
-    let life = std::thread::spawn(move || {
+    on_paused_time(seed, async move || {
+        let story = Story::new();
+        let _heard = story.listen();
+        let ended = World::run(seed, story.clone()).await;
+        println!("{}", story.text());
+        ended
+    })
+}
+
+/// Plays something on a thread of its own, whose random numbers are the seed's.
+fn on_paused_time<T: Send>(seed: u64, play: impl AsyncFnOnce() -> Result<T> + Send) -> Result<T> {
+    let life = move || {
         repeat::seed(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -56,14 +68,11 @@ fn live(seed: u64) -> Result<()> {
             .build()?;
         runtime.block_on(async {
             repeat::start_time();
-            let story = Story::new();
-            let _heard = story.listen();
-            let ended = World::run(seed, story.clone()).await;
-            println!("{}", story.text());
-            ended
+            play().await
         })
-    });
-    life.join().map_err(|_| anyhow!("the world panicked"))?
+    };
+    std::thread::scope(|scope| scope.spawn(life).join())
+        .map_err(|_| anyhow!("the world panicked"))?
 }
 
 /// The same in a process of its own: whether it ends well, and what it says.

@@ -100,6 +100,31 @@ impl Switches {
         .named()
     }
 
+    /// Nothing is on, and nothing goes wrong.
+    pub(crate) fn quiet() -> Self {
+        Self {
+            clears: false,
+            profiles: &[&[names::SCHEDULER]],
+            other: None,
+            queue: QueueMode::Off,
+            reclaim: false,
+            action: Action::Event,
+            reserve: false,
+            preempt: false,
+            defragment: false,
+            empties: false,
+            budget: None,
+            rejects: false,
+            hangs: false,
+            crowd: 0,
+            lags: false,
+            slow: false,
+            strangers_leave: false,
+            gangs: false,
+            provision: false,
+        }
+    }
+
     /// Some pods name the second profile, where there is one.
     fn named(mut self) -> Self {
         let profiles = self.profiles.iter().flat_map(|it| it.iter());

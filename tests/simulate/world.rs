@@ -96,13 +96,13 @@ pub(crate) fn key(kind: Kind, name: &str) -> Key {
 }
 
 impl World {
-    /// Lives through the seed.
-    pub(crate) async fn run(seed: u64, story: Story) -> Result<()> {
-        let mut world = Self {
+    /// One without nodes and extenders.
+    pub(crate) fn new(seed: u64, on: Switches, story: Story) -> Result<Self> {
+        let world = Self {
             server: Arc::new(Mutex::new(Server::new(story.clone()))),
             random: StdRng::seed_from_u64(seed),
             replicas: Vec::new(),
-            on: Switches::draw(seed),
+            on,
             built: 0,
             owners: BTreeMap::new(),
             gangs: Vec::new(),
@@ -117,6 +117,12 @@ impl World {
         locked(&world.server).budget = world.on.budget;
         locked(&world.server).has_pod_groups = world.on.gangs;
         world.configure()?;
+        Ok(world)
+    }
+
+    /// Lives through the seed.
+    pub(crate) async fn run(seed: u64, story: Story) -> Result<()> {
+        let mut world = Self::new(seed, Switches::draw(seed), story)?;
         world.build()?;
         let trouble = Duration::from_secs(world.random.random_range(TROUBLE));
         while world.began.elapsed() < trouble {
@@ -186,15 +192,27 @@ impl World {
 
     fn build(&mut self) -> Result<()> {
         for number in 0..self.random.random_range(1..=4) {
-            let (cards, seed) = (self.random.random_range(1..=4), self.random.random());
-            let object = autoscaler::node(&format!("n{number}"), cards);
-            let made = locked(&self.server).create(Kind::Node, "", object);
-            made.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
-            let machine = Machine::new(&self.server, number, cards, seed)?;
-            machine.link.set_odds(self.odds());
-            self.machines.push(machine);
+            let cards = self.random.random_range(1..=4);
+            self.add_machine(number, cards)?;
+            let odds = self.odds();
+            self.machines[number].link.set_odds(odds);
         }
         self.crowd = Crowd::build(&self.server, self.on.crowd)?;
+        self.staff()
+    }
+
+    pub(crate) fn add_machine(&mut self, number: usize, cards: usize) -> Result<()> {
+        let object = autoscaler::node(&format!("n{number}"), cards);
+        let made = locked(&self.server).create(Kind::Node, "", object);
+        made.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+        let seed = self.random.random();
+        let machine = Machine::new(&self.server, number, cards, seed)?;
+        self.machines.push(machine);
+        Ok(())
+    }
+
+    /// Starts two replicas.
+    pub(crate) fn staff(&mut self) -> Result<()> {
         self.built = locked(&self.server).version();
         for replica in 0..2 {
             let replica = self.replica(replica)?;
