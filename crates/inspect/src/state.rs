@@ -4,7 +4,7 @@
 use gpustow_api::faults::{self, NodeFault};
 use gpustow_api::gpunode::{Condition, NO_GPUS, READY};
 use gpustow_api::{limit, names};
-use gpustow_ledger::{CardView, NodeView, Reason};
+use gpustow_ledger::{CardView, NodeView, PodShare, Reason};
 use gpustow_pack::{Compute, Mib, Request};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
@@ -103,16 +103,10 @@ pub fn no_instance(card: &CardView, request: &Request) -> Option<String> {
     Some(says.to_owned())
 }
 
-/// The pods that start on the GPU, and for how long they have; none if all have started.
-pub fn starting(card: &CardView) -> Option<String> {
-    let starting = card
-        .pods
-        .iter()
-        .filter_map(|pod| Some((pod, pod.starting?)));
-    let said =
-        starting.map(|(pod, age)| format!("{}/{} starts since {age} s", pod.namespace, pod.name));
-    let said: Vec<String> = said.collect();
-    (!said.is_empty()).then(|| said.join(", "))
+/// The pods that start on the GPU, and for how many seconds they have.
+pub fn starting(card: &CardView) -> Vec<(String, u64)> {
+    let named = |pod: &PodShare| Some((format!("{}/{}", pod.namespace, pod.name), pod.starting?));
+    card.pods.iter().filter_map(named).collect()
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.

@@ -131,7 +131,7 @@ function fill(node) {
     const line = make("div", own ? "gpu sick" : "gpu");
     const label = make("span", "", `${gpu.gpu} ${gpu.model}`);
     label.title = gpu.model;
-    const state = own ? fault(gpu.sick) : make("span", "num", gpu.sick ? "no new pods" : `available ${memory(gpu.available)}`);
+    const state = own ? fault(gpu.sick) : make("span", "num", gpu.sick ? "no new pods" : `${gpu.starting.length ? "a pod starts, " : ""}available ${memory(gpu.available)}`);
     line.append(label, bar(gpu), state);
     list.append(line);
   }

@@ -125,6 +125,7 @@ fn node(
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
                 "available": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
                 "others": texts(&owners.others(&view.name, card)),
+                "starting": state::starting(card).into_iter().map(|(pod, _)| pod).collect::<Vec<_>>(),
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
                 "borrowed": borrowed.memory.0, "reclaimedFrom": borrowed.reclaimed_from, "reservations": texts(&borrowed.reservations),

@@ -169,7 +169,11 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
             let refuses = refuses.or_else(|| state::no_instance(card, request));
             let waits = cluster.ledger.explain(facts, &view.name, cluster.now).err();
             let waits = waits.filter(|why| *why == Reason::Fit(Refusal::Starting));
-            let refuses = refuses.or_else(|| waits.and_then(|_| state::starting(card)));
+            let refuses = refuses.or_else(|| {
+                let starting = state::starting(card).into_iter();
+                let starting = starting.map(|(pod, age)| format!("{pod} starts since {age} s"));
+                waits.map(|_| starting.collect::<Vec<_>>().join(", "))
+            });
             let no_limit = state::no_limit(cluster, view, card);
             let no_limit = no_limit.filter(|_| refuses.is_none() && request.limit() > Mib::ZERO);
             ((refuses, no_limit), target.minus(card.free), view, card)
