@@ -288,6 +288,50 @@ fn pods_that_no_node_answers_come_after_all_others_and_rest_twice_as_long_each_t
 }
 
 #[test]
+fn rest_of_a_pod_that_no_node_answers_doubles() {
+    let mut ledger = ledger(1);
+    full(&mut ledger, "n", LARGE);
+    ledger.apply_pod(queued("asks", 70));
+    let mut second = 1;
+    for rest in [900, 1800, 3600, 7200] {
+        assert_eq!(turns(&mut ledger, second), ["asks"], "{second}");
+        // No node comes, and another pod needs one as well.
+        ledger.apply_pod(queued("other", 60));
+        while turns(&mut ledger, second) != ["other"] {
+            second += 10;
+        }
+        let gave_way = second;
+        ledger.delete_pod("other");
+        while turns(&mut ledger, second).is_empty() {
+            second += 10;
+        }
+        let rested = second - gave_way;
+        assert!(rested.abs_diff(rest) <= 30, "{rested} s, not {rest}");
+    }
+}
+
+#[test]
+fn a_pod_that_no_node_answered_comes_after_one_that_was_never_asked_for() {
+    let mut ledger = ledger(1);
+    full(&mut ledger, "n", LARGE);
+    let mut second = 1;
+    // Each is the first in turn when its own rest is over, and those after it have waited for less.
+    for name in ["a", "b", "c", "d"] {
+        ledger.apply_pod(queued(name, 60));
+        let came = second;
+        while turns(&mut ledger, second) != [name] {
+            assert!(second < came + 930, "{name} is behind others");
+            second += 10;
+        }
+    }
+    // Of those that were asked for equally often the first in turn is the next.
+    while turns(&mut ledger, second) == ["d"] {
+        second += 10;
+    }
+    assert_eq!(turns(&mut ledger, second), ["a"]);
+}
+
+#[test]
 fn a_node_that_arrives_takes_pods_before_it_reports() {
     let mut ledger = ledger(5);
     full(&mut ledger, "n", LARGE);
