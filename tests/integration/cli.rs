@@ -4,22 +4,24 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::{Case, eventually, wait_bound, wait_refused};
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kubectl_gpustow::{Answer, Args, Screen, run};
 use serde_json::{Value, json};
 
 use crate::support::{SOON, rig};
 
 /// A reader's kubeconfig, and what it asks.
-struct Reader {
+pub(crate) struct Reader {
     kubeconfig: String,
     binding: String,
 }
 
 impl Reader {
-    async fn new(case: &Case) -> Result<Self> {
+    pub(crate) async fn new(case: &Case) -> Result<Self> {
         let (client, namespace) = (case.client.clone(), &case.namespace);
         let mut account = ServiceAccount::default();
         account.metadata.name = Some("reader".to_owned());
@@ -41,12 +43,17 @@ impl Reader {
         })
     }
 
-    async fn ask(&self, words: &[&str]) -> Result<(Answer, String)> {
+    pub(crate) async fn ask(&self, words: &[&str]) -> Result<(Answer, String)> {
         let program = ["kubectl-gpustow", "--kubeconfig", &self.kubeconfig];
         let args = Args::try_parse_from(program.iter().chain(words))?;
         let mut out = Vec::new();
         let answer = run(args, &mut out, Screen::default()).await?;
         Ok((answer, String::from_utf8(out)?))
+    }
+
+    async fn json(&self, words: &[&str]) -> Result<Value> {
+        let (_, said) = self.ask(&[words, &["-o", "json"]].concat()).await?;
+        Ok(serde_json::from_str(&said)?)
     }
 }
 
@@ -126,21 +133,28 @@ async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
     case.end().await
 }
 
+/// A Deployment of one such pod.
+pub(crate) fn deployment(name: &str, pod: &Pod) -> Value {
+    let labels = json!({ "app": name });
+    json!({
+        "metadata": { "name": name },
+        "spec": {
+            "selector": { "matchLabels": labels },
+            "template": { "metadata": { "labels": labels }, "spec": pod.spec },
+        },
+    })
+}
+
 /// A manifest bears its kind.
-fn typed(pod: &k8s_openapi::api::core::v1::Pod) -> Result<String> {
+fn typed(pod: &Pod) -> Result<String> {
     let mut pod = serde_json::to_value(pod)?;
     pod["kind"] = json!("Pod");
     Ok(pod.to_string())
 }
 
 /// A user with the role `edit` in her namespace and nothing else.
-#[tokio::test]
-async fn why_answers_about_the_pods_of_ones_own_namespace_without_rights_in_the_cluster()
--> Result<()> {
-    let rig = rig().await?;
-    let case = Case::new(rig.cluster, "cli-edit").await?;
-    case.node("n", &[8192]).create(&case.client).await?;
-    let reader = Reader::new(&case).await?;
+async fn editor(case: &Case) -> Result<Reader> {
+    let reader = Reader::new(case).await?;
     Api::<ClusterRoleBinding>::all(case.client.clone())
         .delete(&reader.binding, &DeleteParams::default())
         .await?;
@@ -152,20 +166,109 @@ async fn why_answers_about_the_pods_of_ones_own_namespace_without_rights_in_the_
     Api::namespaced(case.client.clone(), &case.namespace)
         .create(&PostParams::default(), &binding)
         .await?;
+    Ok(reader)
+}
+
+#[tokio::test]
+async fn a_tenant_gets_answers_about_her_own_pods_and_none_about_others() -> Result<()> {
+    let rig = rig().await?;
+    let (case, others) = (
+        Case::new(rig.cluster, "cli-edit").await?,
+        Case::new(rig.cluster, "cli-others").await?,
+    );
+    case.node("n", &[8192]).create(&case.client).await?;
+    others.node("n", &[8192]).create(&case.client).await?;
+    let secret = others.pod("secret").gpu_mem(1024);
+    wait_bound(&case.client, &secret.create(&case.client).await?, SOON).await?;
+    let tenant = editor(&case).await?;
     let ours = format!("--namespace={}", case.namespace);
-    let pod = case.pod("large").gpu_mem(9000).create(&case.client).await?;
-    wait_refused(&case.client, &pod, "Insufficient", SOON).await?;
-    eventually(SOON, "why names the Event", async || {
-        let (answer, why) = reader.ask(&["why", "large", &ours]).await?;
-        anyhow::ensure!(
-            answer == Answer::No && why.contains("Insufficient"),
-            "{why}"
-        );
-        anyhow::ensure!(why.contains("Event GpuMemoryUnavailable"), "{why}");
-        anyhow::ensure!(why.contains("ClusterRole gpustow-viewer"), "{why}");
-        Ok(())
-    })
-    .await?;
+    let small = case.pod("small").gpu_mem(4096).create(&case.client).await?;
+    wait_bound(&case.client, &small, SOON).await?;
+    let web = deployment("web", &case.pod("web").gpu_mem(9000).build());
+    Api::<Deployment>::namespaced(case.client.clone(), &case.namespace)
+        .create(&PostParams::default(), &serde_json::from_value(web)?)
+        .await?;
+    let large = eventually(SOON, "the Deployment has a pod", async || {
+        let web = ListParams::default().labels("app=web");
+        let mut pods = case.pods().list(&web).await?.items;
+        pods.pop().context("none")
+    });
+    let large = large.await?;
+    wait_refused(&case.client, &large, "Insufficient", SOON).await?;
+    let name = large.name_any();
+
+    // By name, by workload, and for programs.
+    for pod in [&*name, "deploy/web", &format!("{}/{name}", case.namespace)] {
+        eventually(SOON, "why names the Event", async || {
+            let (answer, why) = tenant.ask(&["why", pod, &ours]).await?;
+            anyhow::ensure!(answer == Answer::No, "{why}");
+            for part in [
+                "Insufficient",
+                "Event GpuMemoryUnavailable",
+                "Left out: pods of others",
+            ] {
+                anyhow::ensure!(why.contains(part), "{why}");
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    let why = tenant.json(&["why", "deploy/web", &ours]).await?;
+    assert_eq!(why["verdict"], "Waiting");
+    assert_eq!(why["events"][0]["event"], "GpuMemoryUnavailable", "{why}");
+    let why = tenant.json(&["why", "small", &ours]).await?;
+    assert_eq!(why["verdict"], "Running");
+    let place = format!(
+        "It is on {}, on GPU {}.",
+        case.node_name("n"),
+        case.uuid("n", 0)
+    );
+    assert_eq!(why["summary"], place);
+
+    let pods = tenant.json(&["pods", &ours]).await?;
+    let names: Vec<_> = pods["items"].as_array().into_iter().flatten().collect();
+    let names: Vec<_> = names.iter().map(|it| it["pod"].as_str()).collect();
+    assert_eq!(names, [Some("small"), Some(&*name)], "{pods}");
+    assert_eq!(pods["items"][0]["podChargedBytes"], 4096_u64 << 20);
+    assert!(
+        pods["leftOut"].to_string().contains("gpustow-viewer"),
+        "{pods}"
+    );
+
+    let (_, top) = tenant.ask(&["top", "-1", &ours]).await?;
+    assert!(top.contains("small") && top.contains("Left out: "), "{top}");
+
+    // What the API server refuses cannot fit. Of all else it says nothing.
+    let file = std::env::temp_dir().join(format!("{}.json", case.namespace));
+    let path = file.display().to_string();
+    for (pod, verdict, answer) in [
+        (case.pod("p").gpu_mem(4096), "Unknown", Answer::Unknown),
+        (
+            case.pod("p").gpu_mem(4096).label("a/b/c", ""),
+            "Invalid",
+            Answer::No,
+        ),
+    ] {
+        std::fs::write(&file, typed(&pod.build())?)?;
+        let (said, fit) = tenant.ask(&["fit", "-f", &path, "-o", "json"]).await?;
+        let fit: Value = serde_json::from_str(&fit)?;
+        assert_eq!((said, &fit["verdict"]), (answer, &json!(verdict)), "{fit}");
+    }
+    std::fs::remove_file(&file)?;
+
+    // She may not see these.
+    let theirs = format!("--namespace={}", others.namespace);
+    for words in [
+        &["pods", "-A"][..],
+        &["pods", &theirs],
+        &["why", "secret", &theirs],
+        &["why", &format!("{}/secret", others.namespace)],
+        &["gpus"],
+    ] {
+        let error = format!("{:#}", tenant.ask(words).await.err().context("an answer")?);
+        assert!(error.contains("gpustow-viewer"), "{words:?}: {error}");
+    }
+    others.end().await?;
     case.end().await
 }
 

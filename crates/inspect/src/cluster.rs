@@ -42,6 +42,8 @@ pub struct Cluster {
     pub ledger: Ledger,
     /// The namespace that commands are about unless told otherwise; None for all.
     pub namespace: Option<String>,
+    /// What is not here, if these are the pods of that namespace alone: nothing can be said of free memory.
+    pub left_out: Option<&'static str>,
     /// Nodes by name.
     pub nodes: BTreeMap<String, Node>,
     /// What the nodes' agents report, by node.
@@ -113,6 +115,7 @@ impl Cluster {
         Self {
             ledger,
             namespace: None,
+            left_out: None,
             nodes: BTreeMap::new(),
             reports: BTreeMap::new(),
             pods: BTreeMap::new(),

@@ -47,11 +47,20 @@ pub enum Error {
     NotFound(String),
 }
 
+impl Error {
+    /// Is this the answer to a user without the right to list something?
+    #[must_use]
+    pub fn is_forbidden(&self) -> bool {
+        use kube::Error::Api;
+        matches!(self, Self::List { source: Api(status), .. } if status.code == 403)
+    }
+}
+
 fn advice(error: &kube::Error, what: &str) -> &'static str {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
             ": you need the right to list pods, nodes and gpunodes in the whole cluster, as the \
-             ClusterRole gpustow-viewer has it. Without it, `kubectl describe pod` shows what gpustow says of your pods"
+             ClusterRole gpustow-viewer has it. Without it, why, pods, fit and top answer about pods of one namespace"
         }
         kube::Error::Api(status) if status.code == 404 && what == "gpunodes" => {
             ": gpustow is not installed in this cluster"

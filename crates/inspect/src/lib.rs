@@ -22,6 +22,6 @@ pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
 pub use gpustow_settings::{Feature, Right};
 pub use live::Live;
-pub use source::{Bounds, Lists, Source, cluster, last_seen, load};
+pub use source::{Bounds, Lists, Source, cluster, last_seen, load, load_own};
 pub use trial::{Trial, try_pod};
 pub use units::{age, memory};

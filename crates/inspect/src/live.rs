@@ -13,8 +13,8 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
+use crate::source::Source;
 use crate::source::files::{read, written};
-use crate::source::{Source, load};
 use crate::system::Seen;
 use crate::{Cluster, Error};
 
@@ -28,12 +28,11 @@ pub struct Live {
 }
 
 impl Live {
-    /// Lists once, so that errors are seen at once, then follows watches until the process ends.
+    /// Follows watches until the process ends, from what was listed on.
     ///
     /// # Errors
-    /// If the cluster cannot be listed.
-    pub async fn start(source: &Source) -> Result<Self, Error> {
-        let cluster = load(source).await?;
+    /// If the cluster cannot be reached.
+    pub async fn start(source: &Source, cluster: Cluster) -> Result<Self, Error> {
         let still = source.from.is_some();
         let cluster = Arc::new(Mutex::new(cluster));
         let live = Self {

@@ -27,6 +27,12 @@ use files::read_lists;
 /// Objects per answer of a List, as kubectl asks for them.
 const CHUNK: u32 = 500;
 
+/// What a user does not see who may not list what follows.
+const LEFT_OUT: &str = "pods of others and free GPU memory, because you may not list pods, nodes and gpunodes in the whole \
+    cluster. The ClusterRole gpustow-viewer has these rights.";
+const LEFT_OUT_WITH_GPUS: &str = "pods of others, free GPU memory and its use, because you may not list pods, nodes and \
+    gpunodes in the whole cluster. The ClusterRole gpustow-viewer has these rights.";
+
 /// Flags that say where a cluster's objects come from.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Options of every command")]
@@ -161,6 +167,19 @@ impl Source {
         })
     }
 
+    /// Lists what a user without rights in the cluster sees: the pods of a namespace, and the GPUs if she may.
+    async fn own_lists(&self, namespace: Option<&str>) -> Result<Lists, Error> {
+        let (client, own) = self.client().await?;
+        let namespace = namespace.map_or(own, str::to_owned);
+        let pods = Api::<PodObject>::namespaced(client.clone(), &namespace);
+        Ok(Lists {
+            pods: list(pods, "pods").await?,
+            gpunodes: list(Api::all(client), "gpunodes").await.unwrap_or_default(),
+            namespace: Some(namespace),
+            ..Lists::default()
+        })
+    }
+
     /// Lists what workloads used.
     ///
     /// # Errors
@@ -260,6 +279,20 @@ fn unreachable(error: KubeconfigError) -> Error {
 pub async fn load(source: &Source) -> Result<Cluster, Error> {
     let lists = source.lists().await?;
     Ok(cluster(lists, &source.resource_name))
+}
+
+/// What a user without rights in the cluster sees of it: the pods of a namespace, without it that of the context.
+///
+/// # Errors
+/// If it cannot be listed.
+pub async fn load_own(source: &Source, namespace: Option<&str>) -> Result<Cluster, Error> {
+    let lists = source.own_lists(namespace).await?;
+    let mut own = cluster(lists, &source.resource_name);
+    own.left_out = Some(match own.reports.is_empty() {
+        true => LEFT_OUT_WITH_GPUS,
+        false => LEFT_OUT,
+    });
+    Ok(own)
 }
 
 /// The cluster that was listed.

@@ -37,16 +37,20 @@ pub(crate) fn admitted(
 
 /// What the API server says of a new pod, with its quotas and all that admits pods there: the pod, or why it is refused.
 /// Nothing if the cluster is in files, or the user may not create pods.
-async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Option<Result<Pod, String>>> {
+pub(crate) async fn asked(
+    source: &Source,
+    pod: &Pod,
+    namespace: &str,
+) -> Result<Option<Result<Pod, String>>> {
     if source.from.is_some() {
         return Ok(None);
     }
     let (client, _) = source.client().await?;
-    let mut pod = pod.clone();
-    pod.metadata = ObjectMeta {
+    let mut new = pod.clone();
+    new.metadata = ObjectMeta {
         generate_name: Some("gpustow-fit-".to_owned()),
-        labels: pod.metadata.labels,
-        annotations: pod.metadata.annotations,
+        labels: new.metadata.labels,
+        annotations: new.metadata.annotations,
         ..ObjectMeta::default()
     };
     let dry_run = PostParams {
@@ -54,28 +58,20 @@ async fn asked(source: &Source, pod: &Pod, namespace: &str) -> Result<Option<Res
         ..PostParams::default()
     };
     let pods = Api::<Pod>::namespaced(client, namespace);
-    match pods.create(&dry_run, &pod).await {
-        Ok(made) => Ok(Some(Ok(made))),
+    match pods.create(&dry_run, &new).await {
+        Ok(mut made) => {
+            made.metadata.name.clone_from(&pod.metadata.name);
+            Ok(Some(Ok(made)))
+        }
         Err(kube::Error::Api(status)) if status.message.contains("cannot create resource") => {
             Ok(None)
         }
-        Err(kube::Error::Api(status)) => Ok(Some(Err(status.message))),
+        Err(kube::Error::Api(status)) => Ok(Some(Err(format!(
+            "the API server says: {}",
+            status.message
+        )))),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Why the API server would not create the pod, if it says so.
-///
-/// # Errors
-/// The API server cannot be asked.
-pub(crate) async fn refused_by_server(
-    source: &Source,
-    pod: &Pod,
-    namespace: &str,
-) -> Result<Option<String>> {
-    let said = asked(source, pod, namespace).await?;
-    let refused = said.and_then(Result::err);
-    Ok(refused.map(|message| format!("the API server says: {message}")))
 }
 
 /// What is wrong with the webhook, by a pod that is not stored.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use gpustow_inspect::{Cluster, Scope, Source};
+use gpustow_inspect::{Cluster, Error, Scope, Source, load, load_own};
 use gpustow_pack::PolicyKind;
 use kube::core::Selector;
 
@@ -94,6 +94,16 @@ pub(crate) struct Global {
 }
 
 impl Global {
+    /// The cluster, or of a user without rights in it the pods of `namespace`, of -n or of the context.
+    pub(crate) async fn cluster_or_own(&self, namespace: Option<&str>) -> Result<Cluster, Error> {
+        match load(&self.source).await {
+            Err(error) if error.is_forbidden() && !self.all_namespaces => {
+                load_own(&self.source, namespace.or(self.namespace.as_deref())).await
+            }
+            cluster => cluster,
+        }
+    }
+
     /// The pods asked for.
     pub(crate) fn scope(&self, cluster: &Cluster) -> Scope {
         self.scope_in(cluster.namespace.as_ref())

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::CommandFactory as _;
-use gpustow_inspect::load;
 
 use crate::Answer;
 use crate::args::{Args, CompletionAction, CompletionArgs, Global};
@@ -92,7 +91,7 @@ pub(crate) async fn complete(
 
 /// Names in the cluster; none if it cannot be asked.
 async fn names(global: &Global, command: &str) -> Result<Vec<(String, String)>> {
-    let cluster = load(&global.source).await?;
+    let cluster = global.cluster_or_own(None).await?;
     let scope = global.scope(&cluster);
     Ok(match command {
         "gpus" => cluster

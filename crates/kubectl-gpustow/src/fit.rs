@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use gpustow_admission::{Cluster as Admitting, auto, keys, reads_namespace};
-use gpustow_api::GpuWorkload;
 use gpustow_api::workload::name_of;
-use gpustow_inspect::{Cluster, load};
+use gpustow_api::{GpuWorkload, PodFacts};
+use gpustow_inspect::Cluster;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
@@ -15,10 +15,10 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::Answer;
-use crate::admitted::{admitted, refused_by_server};
+use crate::admitted::{admitted, asked};
 use crate::args::Global;
 use crate::output::Format;
-use crate::why;
+use crate::why::{self, Why};
 
 /// Answers for every pod of the file, each as if it were alone.
 pub(crate) async fn run(
@@ -27,49 +27,85 @@ pub(crate) async fn run(
     format: Format,
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
-    let mut cluster = load(&global.source).await?;
-    let resource = &*cluster.resource().to_owned();
+    let pods = pods(file)?;
+    let mut named = pods
+        .iter()
+        .filter_map(|it| it.metadata.namespace.as_deref());
+    let mut cluster = global.cluster_or_own(named.next()).await?;
     let mut answer = Answer::Yes;
-    for (number, pod) in pods(file)?.iter().enumerate() {
+    for (number, pod) in pods.iter().enumerate() {
         let own = pod.metadata.namespace.as_deref();
         let own = own.or(global.namespace.as_deref());
         let named = own.or(cluster.namespace.as_deref()).unwrap_or("default");
-        let known = Known::read(global, &cluster, pod, named).await?;
-        let outcome = admitted(pod, of(&cluster), &known.namespace, known.history.as_ref());
-        let (created, warnings) = match &outcome {
-            Ok((created, warnings)) => (created, &warnings[..]),
-            Err(_) => (pod, &[][..]),
-        };
-        let facts = cluster.facts(created).context("the pod cannot be read")?;
-        cluster.ledger.meet(&facts);
-        if outcome.is_ok() && facts.asks.is_nothing() {
-            match keys::unasked(created.annotations(), resource) {
-                Some(missing) => bail!("{}: {missing}", facts.name),
-                None => bail!(
-                    "{}: no container asks for {resource}, so it fits wherever kube-scheduler says",
-                    facts.name
-                ),
-            }
+        if let Some(facts) = cluster.facts(pod) {
+            cluster.ledger.meet(&facts);
         }
+        let why = match cluster.left_out {
+            None => of_all(global, &cluster, pod, named).await?,
+            Some(_) => of_own(global, &cluster, pod, named).await?,
+        };
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let wrong = match &outcome {
-            Err(wrong) => Some(wrong.to_string()),
-            Ok(_) => refused_by_server(&global.source, created, named).await?,
-        };
-        let mut why = match wrong {
-            Some(refusal) => why::refused(&cluster, &facts, refusal),
-            None => why::waiting(&cluster, created, &facts),
-        };
-        why.unknown = warnings.to_vec();
         let why = why.into_fit();
-        if why.answer() == Answer::No {
-            answer = Answer::No;
+        if answer != Answer::No && why.answer() != Answer::Yes {
+            answer = why.answer();
         }
         why.print(format, out)?;
     }
     Ok(answer)
+}
+
+/// The answer by all that is in the cluster.
+async fn of_all(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> Result<Why> {
+    let known = Known::read(global, cluster, pod, named).await?;
+    let outcome = admitted(pod, of(cluster), &known.namespace, known.history.as_ref());
+    let (created, warnings) = match &outcome {
+        Ok((created, warnings)) => (created, &warnings[..]),
+        Err(_) => (pod, &[][..]),
+    };
+    let facts = cluster.facts(created).context("the pod cannot be read")?;
+    let wrong = match &outcome {
+        Err(wrong) => Some(wrong.to_string()),
+        Ok(_) => {
+            asks(cluster, created, &facts)?;
+            let said = asked(&global.source, created, named).await?;
+            said.and_then(Result::err)
+        }
+    };
+    let mut why = match wrong {
+        Some(refusal) => why::refused(cluster, &facts, refusal),
+        None => why::waiting(cluster, created, &facts),
+    };
+    why.unknown = warnings.to_vec();
+    Ok(why)
+}
+
+/// The answer for a user who may not list the cluster: the API server's, which may say no.
+async fn of_own(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> Result<Why> {
+    let said = asked(&global.source, pod, named).await?;
+    let said = said.with_context(|| format!("you may not create pods in namespace {named}"))?;
+    let object = said.as_ref().unwrap_or(pod);
+    let facts = cluster.facts(object).context("the pod cannot be read")?;
+    if said.is_ok() {
+        asks(cluster, object, &facts)?;
+    }
+    Ok(why::own::fit(cluster, &facts, said))
+}
+
+/// Fails for a pod that asks for no GPU memory.
+fn asks(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Result<()> {
+    let resource = cluster.resource();
+    if !facts.asks.is_nothing() {
+        return Ok(());
+    }
+    match keys::unasked(pod.annotations(), resource) {
+        Some(missing) => bail!("{}: {missing}", facts.name),
+        None => bail!(
+            "{}: no container asks for {resource}, so it fits wherever kube-scheduler says",
+            facts.name
+        ),
+    }
 }
 
 /// How the cluster admits pods. Whether it would be queued is no part of the question.

@@ -15,7 +15,6 @@ mod defrag;
 mod fit;
 mod lists;
 mod output;
-mod own;
 mod selector;
 mod top;
 mod ui;
@@ -30,6 +29,7 @@ use gpustow_inspect::load;
 
 pub use args::Args;
 use args::Command;
+use output::Output;
 pub use output::Screen;
 
 /// What a command found, as its exit code says it.
@@ -39,6 +39,8 @@ pub enum Answer {
     Yes,
     /// Exit code 1: it does not fit, it waits, something is wrong.
     No,
+    /// Exit code 2: what is said leaves open whether it fits.
+    Unknown,
 }
 
 /// Runs one command, with its output to `out`.
@@ -55,7 +57,9 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             lists::gpus(&*cluster().await?, node.as_deref())?.print(&output, screen, out)
         }
         Command::Pods { output } => {
-            let cluster = cluster().await?;
+            let cluster = Box::pin(global.cluster_or_own(None)).await?;
+            let left_out = cluster.left_out;
+            let output = Output { left_out, ..output };
             lists::pods(&cluster, &global.scope(&cluster)).print(&output, screen, out)
         }
         Command::Report { by, output } => {
@@ -63,22 +67,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             // Showback is for the whole cluster unless a namespace is named.
             lists::report(&cluster, &global.scope_in(None), &by).print(&output, screen, out)
         }
-        Command::Why { pod, answer } => {
-            let mut cluster = match cluster().await {
-                Err(error) if own::is_forbidden(&error) && !pod.contains('/') => {
-                    return Box::pin(own::why(&global, &pod, out)).await;
-                }
-                cluster => cluster?,
-            };
-            let pod = cluster
-                .find(&global.scope(&cluster), &pod)?
-                .facts
-                .uid
-                .clone();
-            let why = why::of(&mut cluster, &pod)?;
-            why.print(answer.format, out)?;
-            Ok(why.answer())
-        }
+        Command::Why { pod, answer } => Box::pin(why::run(&global, &pod, answer.format, out)).await,
         Command::Fit { file, answer } => {
             Box::pin(fit::run(&global, &file, answer.format, out)).await
         }

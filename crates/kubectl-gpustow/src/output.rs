@@ -52,6 +52,9 @@ pub(crate) struct Output {
     /// Order by this column; -COLUMN for the largest first
     #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
     pub(crate) sort_by: Option<String>,
+    /// What the rows leave out, if the user may not see it.
+    #[arg(skip)]
+    pub(crate) left_out: Option<&'static str>,
 }
 
 /// What the output is shown on.
@@ -147,8 +150,19 @@ impl<R> Listing<R> {
             self.sort(column)?;
         }
         match output.format {
-            Format::Table | Format::Wide => self.table(output, screen, out)?,
-            Format::Json | Format::Yaml => write_value(&self.json(), output.format, out)?,
+            Format::Table | Format::Wide => {
+                self.table(output, screen, out)?;
+                if let Some(left_out) = output.left_out {
+                    writeln!(out, "\nLeft out: {left_out}")?;
+                }
+            }
+            Format::Json | Format::Yaml => {
+                let mut list = self.json();
+                if let Some(left_out) = output.left_out {
+                    list["leftOut"] = json!(left_out);
+                }
+                write_value(&list, output.format, out)?;
+            }
             Format::Csv => self.csv(output.no_headers, out)?,
             Format::Name => {
                 self.rows

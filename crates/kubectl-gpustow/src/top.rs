@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use gpustow_inspect::{Cluster, Live, load, memory};
+use gpustow_inspect::{Cluster, Live, memory};
 use gpustow_pack::Mib;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -52,17 +52,22 @@ pub(crate) async fn run(
         first: 0,
         colour: screen.colour,
     };
+    let cluster = global.cluster_or_own(None).await?;
+    let output = Output {
+        format: Format::Table,
+        no_headers: false,
+        sort_by: None,
+        left_out: cluster.left_out,
+    };
+    if output.left_out.is_some() {
+        return lists::pods(&cluster, &global.scope(&cluster)).print(&output, screen, out);
+    }
     if args.once || !screen.terminal {
-        let Picture { gpus, headline } = picture(&load(&global.source).await?, &view)?;
+        let Picture { gpus, headline } = picture(&cluster, &view)?;
         writeln!(out, "{headline}")?;
-        let output = Output {
-            format: Format::Table,
-            no_headers: false,
-            sort_by: None,
-        };
         return gpus.print(&output, screen, out);
     }
-    let live = Live::start(&global.source).await?;
+    let live = Live::start(&global.source, cluster).await?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal: try top -1")?;
     let ended = show(&live, &mut view, &mut terminal).await;
     ratatui::restore();
@@ -249,6 +254,7 @@ fn line(row: Cells, colour: bool) -> Line<'static> {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use gpustow_inspect::load;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -296,6 +302,7 @@ mod tests {
                 format: Format::Table,
                 no_headers: false,
                 sort_by: None,
+                left_out: None,
             };
             lists::gpus(&cluster, None)?.print(&output, screen, &mut printed)?;
             for line in String::from_utf8(printed)?.lines().take(20) {

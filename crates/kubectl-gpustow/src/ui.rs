@@ -22,7 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use futures::{Stream, stream};
-use gpustow_inspect::{Live, Scope};
+use gpustow_inspect::{Live, Scope, load};
 use gpustow_serve::{Door, Tls};
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -111,7 +111,7 @@ pub(crate) async fn run(
         args.listen
     );
     let tls = args.tls.as_deref().map(Tls::of).transpose()?;
-    let live = Live::start(&global.source).await?;
+    let live = Live::start(&global.source, load(&global.source).await?).await?;
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("--listen {}", args.listen))?;

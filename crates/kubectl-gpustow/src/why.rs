@@ -3,15 +3,19 @@
 mod gang;
 mod location;
 mod nearest;
+pub(crate) mod own;
 mod print;
 mod report;
 mod requested;
 
+use std::io::Write;
+
 use anyhow::{Context as _, Result};
 use gpustow_admission::{auto, keys};
-use gpustow_api::{Asks, PodFacts, names};
+use gpustow_api::{Asks, Assignment, PodFacts, names};
 use gpustow_inspect::{
     Cluster, PodInfo, Trial, memory,
+    owner::kind,
     state::{self, room},
     try_pod,
 };
@@ -21,8 +25,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
 
 use crate::Answer;
+use crate::args::Global;
 use crate::lists::indices;
-use crate::output::api_version;
+use crate::output::{Format, api_version};
 use gang::Gang;
 use location::{Location, LocationGpu};
 use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
@@ -40,7 +45,7 @@ pub(crate) struct Why {
     kind: &'static str,
     namespace: String,
     pod: String,
-    /// `Waiting`, `Fits`, `Running`, `Gated` or `Invalid`.
+    /// `Waiting`, `Fits`, `Running`, `Gated` or `Invalid`; `Unknown` to a user who sees too little.
     pub(crate) verdict: Verdict,
     /// One sentence.
     pub(crate) summary: String,
@@ -63,12 +68,18 @@ pub(crate) struct Why {
     means: Vec<Means>,
     /// What the extender's last Event said of GPU memory that it reserves for the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reserved: Option<Reserved>,
+    reserved: Option<Said>,
+    /// What gpustow's last Events said of the pod, for a user who sees no more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    events: Vec<Said>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduler_said: Option<String>,
     /// Annotations of the pod that this version does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unknown: Vec<String>,
+    /// What the user may not see.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -79,6 +90,7 @@ pub(crate) enum Verdict {
     Running,
     Gated,
     Invalid,
+    Unknown,
 }
 
 /// Programs get whole bytes.
@@ -88,8 +100,8 @@ fn bytes<S: Serializer>(amount: &Mib, serializer: S) -> std::result::Result<S::O
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Reserved {
-    event: &'static str,
+struct Said {
+    event: String,
     age_seconds: u64,
     note: String,
 }
@@ -99,6 +111,28 @@ struct Reserved {
 struct Count {
     nodes: usize,
     reason: &'static str,
+}
+
+/// Answers about one pod: a name, namespace/name, or a workload's KIND/NAME.
+pub(crate) async fn run(
+    global: &Global,
+    pod: &str,
+    format: Format,
+    out: &mut (dyn Write + Send),
+) -> Result<Answer> {
+    let named = pod.split_once('/').map(|(word, _)| word);
+    let namespace = named.filter(|it| !matches!(*it, "pod" | "pods") && kind(it).is_none());
+    let mut cluster = global.cluster_or_own(namespace).await?;
+    let found = cluster.find(&global.scope(&cluster), pod)?;
+    let why = match cluster.left_out {
+        Some(_) => own::why(&global.source, &cluster, found).await?,
+        None => {
+            let uid = found.facts.uid.clone();
+            of(&mut cluster, &uid)?
+        }
+    };
+    why.print(format, out)?;
+    Ok(why.answer())
 }
 
 /// What there is to say about the pod with this UID.
@@ -314,10 +348,10 @@ fn held_by(
 }
 
 /// What the extender said last of a place that it keeps for the pod.
-fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Reserved> {
+fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Said> {
     let (written, note) = cluster.kept_reservations.get(&*facts.uid)?;
-    Some(Reserved {
-        event: names::MEMORY_RESERVED,
+    Some(Said {
+        event: names::MEMORY_RESERVED.to_owned(),
         age_seconds: u64::try_from(cluster.wall.as_second() - written.as_second()).unwrap_or(0),
         note: note.clone(),
     })
@@ -340,20 +374,10 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     why.unknown = unknown(cluster, &pod.object);
     why.verdict = Verdict::Running;
     let node = facts.node.as_deref().unwrap_or_default();
-    let assignment = match &facts.assignment {
-        Some(Ok(assignment)) => assignment,
-        Some(Err(broken)) => {
-            why.verdict = Verdict::Invalid;
-            why.summary = format!("It is on {node}, on an unknown GPU: {broken}.");
-            return why;
-        }
-        None => {
-            why.verdict = Verdict::Invalid;
-            why.summary = format!(
-                "It is on {node} without a GPU: a scheduler that does not ask gpustow bound it. \
-                 Delete it and let {} place it.",
-                names::SCHEDULER
-            );
+    let assignment = match assigned(facts, node) {
+        Ok(assignment) => assignment,
+        Err(summary) => {
+            (why.verdict, why.summary) = (Verdict::Invalid, summary);
             return why;
         }
     };
@@ -426,12 +450,26 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     why
 }
 
+/// The GPUs of a bound pod, or what is wrong with it.
+fn assigned<'f>(facts: &'f PodFacts, node: &str) -> std::result::Result<&'f Assignment, String> {
+    match &facts.assignment {
+        Some(Ok(assignment)) => Ok(assignment),
+        Some(Err(broken)) => Err(format!("It is on {node}, on an unknown GPU: {broken}.")),
+        None => Err(format!(
+            "It is on {node} without a GPU: a scheduler that does not ask gpustow bound it. \
+             Delete it and let {} place it.",
+            names::SCHEDULER
+        )),
+    }
+}
+
 impl Why {
     /// Exit code of the question.
     pub(crate) fn answer(&self) -> Answer {
         match self.verdict {
             Verdict::Fits | Verdict::Running => Answer::Yes,
             Verdict::Waiting | Verdict::Gated | Verdict::Invalid => Answer::No,
+            Verdict::Unknown => Answer::Unknown,
         }
     }
 

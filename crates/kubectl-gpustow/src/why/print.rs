@@ -111,13 +111,9 @@ impl Why {
         for Means { means, does } in &self.means {
             writeln!(out, "  {means:<10}  {}", printable(does))?;
         }
-        if let Some(reserved) = &self.reserved {
-            let text = format!(
-                "Event {}, {} ago: {}",
-                reserved.event,
-                age(reserved.age_seconds),
-                reserved.note
-            );
+        for said in self.reserved.iter().chain(&self.events) {
+            let passed = age(said.age_seconds);
+            let text = format!("Event {}, {passed} ago: {}", said.event, said.note);
             writeln!(out, "\n{}", printable(&text))?;
         }
         for unknown in &self.unknown {
@@ -125,6 +121,9 @@ impl Why {
         }
         if let Some(said) = &self.scheduler_said {
             writeln!(out, "\nkube-scheduler said: {}", printable(said))?;
+        }
+        if let Some(left_out) = self.left_out {
+            writeln!(out, "\nLeft out: {left_out}")?;
         }
         Ok(())
     }
