@@ -110,6 +110,26 @@ fn refuses_but_for(
     }
 }
 
+/// The label that the pod selects and the node lacks, or the node's taint that it does not tolerate.
+#[must_use]
+pub fn cause(node: &NodeFacts, pod: &Constraints) -> Option<String> {
+    if node.cordoned {
+        return None;
+    }
+    let lacks = |it: &&Label| node.label(&it.key) != Some(&*it.value);
+    if let Some(Label { key, value }) = pod.selector.iter().find(lacks) {
+        return Some(format!("{key}={value}"));
+    }
+    let keeps_off = |taint: &&Taint| !pod.tolerations.iter().any(|it| it.covers(taint));
+    let taint = node.taints.iter().find(keeps_off)?;
+    let value = match &*taint.value {
+        "" => String::new(),
+        value => format!("={value}"),
+    };
+    let is_it = pod.select(node);
+    is_it.then(|| format!("{}{value}:{}", taint.key, taint.effect))
+}
+
 /// True if those filters say the same of both copies of a node.
 #[must_use]
 pub fn alike(old: &NodeFacts, new: &NodeFacts) -> bool {
@@ -306,6 +326,28 @@ mod tests {
     fn requires(terms: Value) -> Value {
         let required = "requiredDuringSchedulingIgnoredDuringExecution";
         json!({"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}})
+    }
+
+    #[test]
+    fn cause_is_the_label_or_the_taint() {
+        let taints = json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]});
+        for (mut spec, named) in [
+            (json!({}), Some("k=v:NoSchedule")),
+            (
+                json!({"nodeSelector": {"zone": "a", "rack": "1"}}),
+                Some("rack=1"),
+            ),
+            (
+                json!({"tolerations": [{"key": "k", "operator": "Exists"}]}),
+                None,
+            ),
+        ] {
+            let node: Node = serde_json::from_value(node(taints.clone())).unwrap();
+            spec["containers"] = json!([]);
+            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            let found = cause(&NodeFacts::from_node(&node), &Constraints::of(&spec));
+            assert_eq!(found.as_deref(), named);
+        }
     }
 
     #[test]

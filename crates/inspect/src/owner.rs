@@ -160,6 +160,14 @@ impl<'a> Owners<'a> {
                 ..Holder::default()
             });
         }
+        let gone = gpu.iter().flat_map(|gpu| &gpu.pods);
+        let gone = gone.filter(|it| !self.cluster.pods.contains_key(it.uid.as_str()));
+        owners.extend(gone.map(|it| Holder {
+            pod: Some(it.uid.clone()),
+            through: Some("a pod that is gone".to_owned()),
+            bytes: Some(Mib(it.used_mib).bytes()),
+            ..Holder::default()
+        }));
         let host = gpu.map_or(0, |gpu| gpu.host_mib);
         if host > 0 {
             owners.push(Holder {

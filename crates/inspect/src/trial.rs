@@ -1,8 +1,9 @@
 //! One pod asked of every node, as kube-scheduler and the extender would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gpustow_api::PodFacts;
+use gpustow_api::intree::cause as cause_of;
+use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Cost};
 
@@ -14,6 +15,8 @@ pub struct Trial<'a> {
     pub fits: Vec<(&'a NodeView, Choice)>,
     /// How many nodes refuse it, by why.
     pub refusals: BTreeMap<&'static str, usize>,
+    /// The labels and taints by which kube-scheduler refuses them.
+    pub causes: BTreeMap<&'static str, BTreeSet<String>>,
     /// Nodes that the extender would be asked about.
     pub asked: Vec<&'a NodeView>,
 }
@@ -23,11 +26,17 @@ pub fn try_pod<'a>(cluster: &Cluster, views: &'a [NodeView], facts: &PodFacts) -
     let mut trial = Trial {
         fits: Vec::new(),
         refusals: BTreeMap::new(),
+        causes: BTreeMap::new(),
         asked: Vec::new(),
     };
     for view in views {
         let refused = match cluster.ledger.refused_in_tree(&view.name, facts) {
-            Some(reason) => reason,
+            Some(reason) => {
+                let node = cluster.nodes.get(&*view.name).map(NodeFacts::from_node);
+                let cause = node.and_then(|node| cause_of(&node, &facts.constraints));
+                trial.causes.entry(reason).or_default().extend(cause);
+                reason
+            }
             None => {
                 trial.asked.push(view);
                 match cluster.ledger.explain(facts, &view.name, cluster.now) {

@@ -326,11 +326,11 @@ mod tests {
         let cluster = cluster().await?;
         let mut view = all_by_node();
         let press =
-            |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 18, 5);
+            |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 19, 5);
         assert!(press(&mut view, KeyCode::End));
         let end = drawn(&picture(&cluster, &view)?, &view)?;
         assert!(end.contains("t4-0") && !end.contains("a100-0 "), "{end}");
-        assert!(end.contains("14-18 of 18  by node"), "{end}");
+        assert!(end.contains("15-19 of 19  by node"), "{end}");
 
         press(&mut view, KeyCode::Home);
         press(&mut view, KeyCode::Char('s'));

@@ -30,7 +30,7 @@ use crate::lists::indices;
 use crate::output::{Format, api_version};
 use gang::Gang;
 use location::{Location, LocationGpu};
-use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
+use nearest::{Finish, Near, advice, fewest_to_finish, nearest, own_rollout};
 use report::Means;
 use requested::Requested;
 
@@ -111,6 +111,9 @@ struct Said {
 struct Count {
     nodes: usize,
     reason: &'static str,
+    /// The labels and taints that are the cause.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    causes: Vec<String>,
 }
 
 /// Answers about one pod: a name, namespace/name, or a workload's KIND/NAME.
@@ -241,11 +244,15 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.nearest = nearest(cluster, &trial, facts);
         why.fewest_to_finish = fewest_to_finish(cluster, facts);
         why.summary = verdict(&views, &trial);
-        let advice = advice(&trial, facts, cluster.resource());
+        let advice = advice(cluster, &trial, facts);
         // No other pod's memory helps one that no GPU could hold, or that kube-scheduler keeps off all that could.
         let is_short = advice.is_none() && why.nearest.iter().any(Near::is_short);
         if let Some(advice) = advice {
             why.summary += &format!(" {advice}");
+        }
+        let finish = why.fewest_to_finish.as_ref();
+        if let Some(rollout) = own_rollout(cluster, pod, &why.nearest, finish) {
+            why.summary += &format!(" {rollout}");
         }
         if let Some(kept) = state::holds(pod, names::RESERVED_CONDITION) {
             why.summary += &format!(" {kept}");
@@ -361,6 +368,13 @@ fn counts(trial: &Trial<'_>) -> Vec<Count> {
     let counts = trial.refusals.iter().map(|(reason, nodes)| Count {
         nodes: *nodes,
         reason,
+        causes: trial
+            .causes
+            .get(reason)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect(),
     });
     let mut counts: Vec<_> = counts.collect();
     counts.sort_by(|a, b| (b.nodes, a.reason).cmp(&(a.nodes, b.reason)));

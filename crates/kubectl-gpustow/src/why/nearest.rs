@@ -1,10 +1,11 @@
 //! The GPUs that lack least for a pod, which pods must finish before it fits, and what to change if none suffices.
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, names, owner};
 use gpustow_inspect::owner::{Holder, Owners};
-use gpustow_inspect::{Cluster, Trial, memory, state};
+use gpustow_inspect::{Cluster, PodInfo, Trial, memory, state};
 use gpustow_ledger::{CardView, NodeView, PodShare, Reason};
 use gpustow_pack::{Mib, Refusal};
+use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
 /// Cards that are named.
@@ -35,6 +36,34 @@ pub(super) fn fewest_to_finish(cluster: &Cluster, facts: &PodFacts) -> Option<Fi
     .filter(|finish| !finish.pods.is_empty())
 }
 
+/// Does an earlier pod of its own Deployment hold what it waits for? Then the rollout waits for itself.
+pub(super) fn own_rollout(
+    cluster: &Cluster,
+    pod: &Pod,
+    nearest: &[Near],
+    finish: Option<&Finish>,
+) -> Option<String> {
+    let ours = owner::of(pod);
+    let deployment = ours.last().filter(|it| it.kind == "Deployment")?;
+    let of_one = nearest.iter().flat_map(|it| &it.freed_by);
+    let of_one = of_one.filter_map(|it| it.pod.as_ref());
+    let of_all = finish.iter().flat_map(|it| &it.pods);
+    let names: Vec<&String> = of_one.chain(of_all).collect();
+    let is_earlier = |it: &&PodInfo| {
+        let theirs = owner::of(&it.object);
+        it.object.metadata.namespace == pod.metadata.namespace
+            && theirs.last() == ours.last()
+            && theirs.first() != ours.first()
+            && names.contains(&&it.full_name())
+    };
+    let earlier = cluster.pods.values().find(is_earlier)?.full_name();
+    Some(format!(
+        "{earlier}, an earlier pod of its Deployment {}, holds enough. The rollout ends that pod first if its strategy has maxSurge: 0 \
+         and maxUnavailable: 1.",
+        deployment.name
+    ))
+}
+
 /// May it need more than one GPU?
 fn is_several(facts: &PodFacts) -> bool {
     let claims = facts.asks.claims().iter();
@@ -42,11 +71,19 @@ fn is_several(facts: &PodFacts) -> bool {
 }
 
 /// What to change about a pod that no node could hold, however empty it were.
-pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Option<String> {
+pub(super) fn advice(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) -> Option<String> {
+    let resource = cluster.resource();
     let request = facts.asks.request()?;
     let largest = request.claims.iter().max_by_key(|claim| claim.mib)?;
     let cards = || trial.asked.iter().flat_map(|view| &view.cards);
     let most = cards().map(|card| card.capacity).max()?;
+    if most == Mib::ZERO {
+        let mut views = trial.asked.iter();
+        let why = views.find_map(|it| state::refuses(cluster, it, it.cards.first()?))?;
+        return Some(format!(
+            "No GPU that it may use has memory for pods: {why}."
+        ));
+    }
     let widest = request.claims.iter().max_by_key(|claim| claim.gpus)?;
     let in_node = |mib: Mib| {
         let counts = trial.asked.iter().map(|view| {
@@ -92,11 +129,15 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
         ));
     }
     let no_limit = Reason::Fit(Refusal::NoLimit).text();
-    let mut reasons = trial.refusals.keys();
-    let all = !trial.refusals.is_empty() && reasons.all(|reason| *reason == no_limit);
+    // kube-scheduler's own filters keep it off the other nodes, whatever it requests.
+    let mut reasons = trial
+        .refusals
+        .keys()
+        .filter(|it| !trial.causes.contains_key(*it));
+    let all = trial.refusals.contains_key(no_limit) && reasons.all(|reason| *reason == no_limit);
     all.then(|| {
         format!(
-            "No GPU can hold the pod to its limit. Set {}: watch, unless the driver must hold it.",
+            "No GPU that it may use can hold the pod to its limit. Set {}: watch, unless the driver must hold it.",
             names::ENFORCE
         )
     })

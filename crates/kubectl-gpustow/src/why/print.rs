@@ -9,7 +9,7 @@ use gpustow_pack::Mib;
 
 use super::nearest::Near;
 use super::report::Means;
-use super::{Count, Verdict, Why};
+use super::{Verdict, Why};
 use crate::output::{Format, printable, write_value};
 
 /// Pods that are named one by one.
@@ -67,8 +67,10 @@ impl Why {
             (Some(_), _) => writeln!(out, "\nOther nodes:")?,
             (None, _) => writeln!(out, "\nNodes:")?,
         }
-        for Count { nodes, reason } in &self.refusals {
-            writeln!(out, "  {nodes:>5}  {reason}")?;
+        for it in &self.refusals {
+            let causes = printable(&listed(&it.causes));
+            let colon = if causes.is_empty() { "" } else { ": " };
+            writeln!(out, "  {:>5}  {}{colon}{causes}", it.nodes, it.reason)?;
         }
         if !self.nearest.is_empty() {
             writeln!(out, "\nNearest GPUs:")?;

@@ -166,7 +166,7 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
         (
             "driver",
             limited,
-            "No GPU can hold the pod to its limit. Set gpustow.dev/enforce: watch, unless the driver must hold it.",
+            "No GPU that it may use can hold the pod to its limit. Set gpustow.dev/enforce: watch, unless the driver must hold it.",
         ),
     ] {
         let (words, said) = why(both(limit), pod).await?;
