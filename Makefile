@@ -48,7 +48,7 @@ BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashbo
 # Cases that need Kubernetes 1.37: test-versions runs them on it.
 GANGS := gang_binding:: gang_faults:: gang_preemption:: control_plane::gangs
 # Cases of tests/simulate without a control plane.
-WORLDS_ALONE := a_world_ every_world_
+WORLDS_ALONE := of_300_servers a_world_ every_world_
 NOT_CLUSTER := $(BESIDE) $(WORLDS_ALONE) $(if $(filter 1.37,$(KUBERNETES)),,$(GANGS))
 REPORT := tests/report.py
 

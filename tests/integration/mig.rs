@@ -11,7 +11,7 @@ use kube::api::DeleteParams;
 use crate::support::{SOON, assignment, bound, refused, rig};
 
 /// As an agent shows a GPU of eight slices of 10,000 MiB, the last of which others have.
-fn makes_instances(gpu: &mut Gpu) {
+pub(crate) fn makes_instances(gpu: &mut Gpu) {
     let profile = |slices: u8, starts: &[u8]| Profile {
         name: format!("{slices}g.{slices}0gb"),
         memory_mib: 10_000 * u32::from(slices),

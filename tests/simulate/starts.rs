@@ -23,7 +23,7 @@ const MIB: u64 = 16_000;
 const SECOND: Duration = Duration::from_secs(1);
 /// What is not Ready by then is not waited for.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Servers that start alone begin so often anew; the others, which take longer, once.
+/// Servers that start alone do so in so many worlds, and the others, which take longer, in one.
 const ROUNDS: u64 = 3;
 
 /// What goes on while they start.
