@@ -10,6 +10,7 @@ pub mod protocol;
 pub mod random;
 pub mod replay;
 pub mod report;
+pub mod starts;
 pub mod stowed;
 pub mod synthetic;
 pub mod trace;

@@ -40,6 +40,8 @@ pub struct Stowed {
     exclusive: bool,
     /// Of so many pods in a hundred the owner lets them be moved.
     evictable: usize,
+    /// Pods start alone on their cards.
+    alone: bool,
 }
 
 /// What gpustow's own policies are given beside the hosts.
@@ -121,6 +123,26 @@ impl Stowed {
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
             evictable: 0,
+            alone: false,
+        }
+    }
+
+    /// Pods start alone on their cards if so, and until [`Stowed::started`].
+    #[must_use]
+    pub fn starting(hosts: &[Host], policy: PolicyKind, alone: bool) -> Self {
+        Self {
+            alone,
+            ..Self::new(hosts, policy, Settings::default())
+        }
+    }
+
+    /// The pod has started.
+    pub fn started(&mut self, id: usize) {
+        if let Some(pod) = self.ledger.pod(&id.to_string()) {
+            self.ledger.apply_pod(PodFacts {
+                starting_since: None,
+                ..PodFacts::clone(&pod)
+            });
         }
     }
 
@@ -145,7 +167,7 @@ impl Stowed {
                 bursts: false,
                 compute: 0,
                 isolated: false,
-                alone: false,
+                alone: self.alone,
                 rules: None,
                 policy: None,
                 cpu_milli: job.cpu,

@@ -49,6 +49,7 @@ pub fn pods() -> Vec<TracePod> {
             } else {
                 Vec::new()
             },
+            lived: None,
         }
     };
     (0..PODS).map(pod).collect()

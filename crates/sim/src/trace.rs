@@ -36,6 +36,8 @@ pub struct TracePod {
     pub gpu_milli: u64,
     /// The models that it may run on; empty for any.
     pub models: Vec<String>,
+    /// When it was created and when it was deleted, in seconds, if the list says so.
+    pub lived: Option<(u64, u64)>,
 }
 
 impl TracePod {
@@ -114,11 +116,13 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>> {
         "num_gpu",
         "gpu_milli",
         "gpu_spec?",
+        "creation_time?",
+        "deletion_time?",
     ];
     rows(
         text,
         columns,
-        |line, [name, cpu, ram, gpus, milli, models]| {
+        |line, [name, cpu, ram, gpus, milli, models, from, to]| {
             let (gpus, milli) = (
                 number(line, "num_gpu", gpus)?,
                 number(line, "gpu_milli", milli)?,
@@ -137,6 +141,13 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>> {
                     .filter(|model| !model.is_empty())
                     .map(str::to_owned)
                     .collect(),
+                lived: match (from, to) {
+                    ("", _) | (_, "") => None,
+                    _ => Some((
+                        number(line, "creation_time", from)?,
+                        number(line, "deletion_time", to)?,
+                    )),
+                },
             })
         },
     )

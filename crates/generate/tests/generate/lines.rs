@@ -14,7 +14,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_806),
     ("agent", &["crates/agent"], 5_681),
     ("api", &["crates/api"], 4_322),
-    ("sim", &["crates/sim"], 3_664),
+    ("sim", &["crates/sim"], 3_820),
     ("pack", &["crates/pack"], 2_461),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_957),

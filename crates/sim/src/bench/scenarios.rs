@@ -374,6 +374,7 @@ fn whole_node() -> TracePod {
         gpus: 8,
         gpu_milli: 1000,
         models: Vec::new(),
+        lived: None,
     }
 }
 
@@ -386,6 +387,7 @@ fn shares() -> Vec<TracePod> {
         gpus: 1,
         gpu_milli: milli,
         models: Vec::new(),
+        lived: None,
     };
     [230, 320, 470, 500, 650, 810].map(share).into()
 }

@@ -331,3 +331,40 @@ fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn pods_that_start_alone_meet_no_start_and_wait_for_it_if_they_must() -> Result<()> {
+    let folder = folder("starts")?;
+    let write = |name: &str, text: &str| -> Result<String> {
+        let path = folder.join(name);
+        fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    };
+    let nodes = write(
+        "nodes.csv",
+        "sn,cpu_milli,memory_mib,gpu,model\nn,64000,65536,1,T4\n",
+    )?;
+    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time\n";
+    let pods = "a,1000,1024,1,100,0,9000\nb,1000,1024,1,100,60,9000\nc,1000,1024,1,100,500,9000\n";
+    let pods = write("pods.csv", &format!("{head}{pods}"))?;
+    let args = ["starts", "--nodes", &nodes, "--pods", &pods, "--lasts=180"];
+    let table = printed(sim(&args).output()?)?;
+    let rows: Vec<&str> = table.lines().skip(2).collect();
+    // The second comes 60 s after the first, and waits for the other 120 s of its start.
+    let expected = [
+        "| as they come | 3 | 1 (33.3 %) | 0 s | 0.7 |",
+        "| alone | 3 | 0 (0.0 %) | 120 s | 0.7 |",
+    ];
+    assert_eq!(rows, expected);
+    let timeless = write(
+        "timeless.csv",
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1000,1024,1,100\n",
+    )?;
+    let refused = sim(&["starts", "--nodes", &nodes, "--pods", &timeless]).output()?;
+    let said = String::from_utf8(refused.stderr)?;
+    ensure!(
+        !refused.status.success() && said.contains("no creation_time"),
+        "{said}"
+    );
+    Ok(())
+}

@@ -3,6 +3,7 @@
 mod advise;
 mod churn;
 mod replay;
+mod starts;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ enum Command {
     Replay(replay::Args),
     /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
     Churn(churn::Args),
+    /// Count the pods that start on a GPU on which another starts, at the times of a trace
+    Starts(starts::Args),
     /// Judge advice on what to request, on the recorded GPU memory of pods
     Advise(advise::Args),
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
@@ -112,6 +115,7 @@ fn main() -> Result<ExitCode> {
     match command {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
+        Command::Starts(args) => starts::run(&args)?,
         Command::Advise(args) => advise::run(&args)?,
         Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
     }
