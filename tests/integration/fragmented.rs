@@ -293,8 +293,7 @@ async fn a_victim_that_ends_by_itself_spares_the_next_one() -> Result<()> {
 #[tokio::test]
 async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Result<()> {
     let turn = turn().await?;
-    let (replica, _scheduler, case) =
-        rig(&turn, "half", &["disruptions: {perNodePerMinute: 1}"]).await?;
+    let (replica, _scheduler, case) = rig(&turn, "half", &["disruptions: {perMinute: 1}"]).await?;
     let [one, two, _] = fill(&case, 600).await?;
     let waits = high(&case, "waits")
         .gpu_mem(8000)

@@ -302,3 +302,17 @@ fn who_starts_alone_without_a_probe_is_warned_that_nothing_shows_the_end_of_the_
     }
     Ok(())
 }
+
+#[test]
+fn pod_may_name_a_scheduler_of_the_administrators_list() -> Result<()> {
+    let mut named = pod(json!({}), json!([asks("a", "1")]));
+    named["spec"]["schedulerName"] = json!("own");
+    let listed = Site::with(json!({ "scheduling": { "schedulers": ["own"] } }))?;
+    assert_eq!(listed.create(&named)?.pod["spec"]["schedulerName"], "own");
+    let refusal = Site::default().refusal(&named)?;
+    assert!(
+        refusal.starts_with("spec.schedulerName: own does not use gpustow"),
+        "{refusal}"
+    );
+    Ok(())
+}

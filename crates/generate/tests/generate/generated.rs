@@ -52,7 +52,7 @@ fn a_stale_tree_is_told_where_and_how_to_mend() -> Result<()> {
 }
 
 /// Each field of sections of a configuration.
-fn fields(spec: &Value) -> Vec<String> {
+pub(crate) fn fields(spec: &Value) -> Vec<String> {
     let sections = spec.as_object().into_iter().flatten();
     let each = sections.flat_map(|(section, fields)| {
         let fields = fields.as_object().into_iter().flatten();

@@ -4,6 +4,7 @@ mod generated;
 mod lines;
 mod links;
 mod prose;
+mod switches;
 mod targets;
 mod tidy;
 mod words;

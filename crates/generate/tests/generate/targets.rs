@@ -6,7 +6,7 @@ use std::{fs, io};
 use crate::root;
 
 /// The names of the cases of a test program, as cargo prints them.
-fn cases(program: &Path, module: &str) -> io::Result<Vec<String>> {
+pub(crate) fn cases(program: &Path, module: &str) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(program)? {
         let path = entry?.path();

@@ -55,6 +55,7 @@ mod sampled;
 mod shortage;
 mod starts;
 mod sums;
+mod switches;
 mod tenant_keys;
 mod twins;
 mod unfenced;
