@@ -226,13 +226,14 @@ workflows: ## Check the workflows of GitHub
 	@release/workflows.sh
 
 # Tests on a control plane often wait for the product's pauses. What only computes runs beside them, at low priority and in a
-# target folder of its own, because cargo locks one for as long as it compiles.
+# target folder of its own, because cargo locks one for as long as it compiles. The page's test waits for a browser most of
+# the time, so it runs beside that of the node.
 .PHONY: ci
 ci: fmt workflows test ## Run all that must hold before a change lands
 	@trap 'kill 0' INT TERM; \
 	{ CARGO_TARGET_DIR='$(CURDIR)/target/lint' nice -n 19 $(MAKE) clippy doc deny book && nice -n 19 $(MAKE) test-long; } \
 	    >target/computes.log 2>&1 & computes=$$!; \
-	$(MAKE) test-cluster test-node test-page; failed=$$?; \
+	$(MAKE) test-cluster && $(MAKE) --jobs 2 --output-sync test-node test-page; failed=$$?; \
 	wait $$computes || failed=1; \
 	cat target/computes.log; exit $$failed
 

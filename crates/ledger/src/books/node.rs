@@ -197,9 +197,8 @@ impl Node {
 
     /// The pods that start on a card, of those that `counts` accepts.
     fn starts_on(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Starts {
-        let holds = self.holds().filter(|(uid, _)| counts(uid));
-        let holds = holds.filter(|(_, hold)| hold.starts > Starts::None);
-        let on = holds.filter(|(_, hold)| hold.on(uuid) > Mib::ZERO);
+        let starting = self.holds().filter(|(_, hold)| hold.starts > Starts::None);
+        let on = starting.filter(|(uid, hold)| counts(uid) && hold.on(uuid) > Mib::ZERO);
         on.map(|(_, hold)| hold.starts).max().unwrap_or_default()
     }
 
