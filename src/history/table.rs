@@ -1,13 +1,15 @@
 //! The histories of all workloads, and which of them are to be written or deleted. No I/O and no clock of its own.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_advice::{History, advise};
 use gpustow_api::owner::Owner;
-use gpustow_api::workload::{ContainerHistory, GpuWorkload, MAX_HISTORIES, TargetRef};
+use gpustow_api::workload::{
+    Against, ContainerHistory, GpuWorkload, MAX_HISTORIES, TargetRef, same_size,
+};
 use gpustow_api::{GpuWorkloadSpec, workload};
 use gpustow_pack::Mib;
 use kube::ResourceExt as _;
@@ -47,6 +49,8 @@ struct Entry {
 struct Kept {
     history: History,
     gpu: Mib,
+    /// Why the last sample does not tell what the program needs.
+    against: Option<Against>,
     /// What the last pod requested of each GPU; nothing if no pod was seen since this replica leads.
     requested: Option<Mib>,
 }
@@ -109,6 +113,11 @@ impl Table {
             let kept = Kept {
                 history: History::of(&it.history),
                 gpu: Mib(it.gpu_mib),
+                against: it
+                    .advice
+                    .against
+                    .into_iter()
+                    .find(|it| *it != Against::TakesEverything),
                 requested: None,
             };
             (container, kept)
@@ -133,7 +142,8 @@ impl Table {
             });
         entry.changed = true;
         let known = entry.containers.iter_mut();
-        let mut known = known.filter(|(it, _)| *it == sample.container);
+        let mut known =
+            known.filter(|(it, kept)| *it == sample.container && same_size(kept.gpu, sample.gpu));
         if let Some((_, kept)) = known.next() {
             kept.add(&sample, at);
             return;
@@ -144,7 +154,11 @@ impl Table {
         entry.containers.push((sample.container, kept));
         // The oldest image goes.
         let same = |(it, _): &(Container, Kept)| it.name == name;
-        while entry.containers.iter().filter(|it| same(it)).count() > IMAGES {
+        let images = |all: &[(Container, Kept)]| {
+            let all = all.iter().filter(|it| same(it));
+            all.map(|(it, _)| it.image.clone()).collect::<BTreeSet<_>>()
+        };
+        while images(&entry.containers).len() > IMAGES {
             forget_oldest(&mut entry.containers, same);
         }
         while entry.containers.len() > MAX_HISTORIES {
@@ -190,21 +204,22 @@ impl Table {
             .iter()
             .flat_map(|(workload, entry)| entry.containers.iter().map(move |it| (workload, it)));
         let figures = containers.filter_map(|(workload, (container, kept))| {
-            let advised = advise(&kept.history, kept.gpu)?.request;
+            let requested = kept.requested?;
             Some(Figure {
                 workload: workload.clone(),
                 container: container.name.clone(),
-                requested: kept.requested?,
-                advised,
+                requested,
+                advised: advise(&kept.history, kept.gpu)?.request,
             })
         });
         let mut figures: Vec<_> = figures.collect();
+        // Of several images and sizes of GPU the one that needs most.
         figures.sort_by(|a, b| {
-            let waste = |it: &Figure| Reverse(it.requested.minus(it.advised));
-            (waste(a), &a.workload, &a.container).cmp(&(waste(b), &b.workload, &b.container))
+            let order = |it: &Figure| (Reverse(it.advised), Reverse(it.requested));
+            (&a.workload, &a.container, order(a)).cmp(&(&b.workload, &b.container, order(b)))
         });
-        let mut seen = HashSet::new();
-        figures.retain(|it| seen.insert((it.workload.clone(), it.container.clone())));
+        figures.dedup_by(|a, b| a.workload == b.workload && a.container == b.container);
+        figures.sort_by_key(|it| Reverse(it.requested.minus(it.advised)));
         figures.truncate(FIGURES);
         figures.into()
     }
@@ -239,6 +254,7 @@ impl Kept {
     fn add(&mut self, sample: &Sample, at: i64) {
         self.history.add(sample.peak, at);
         self.gpu = self.gpu.max(sample.gpu);
+        self.against = sample.against;
         self.requested = Some(sample.requested);
     }
 }
@@ -262,8 +278,11 @@ fn forget_oldest(containers: &mut Vec<(Container, Kept)>, of: impl Fn(&(Containe
 
 fn object(workload: &Workload, entry: &Entry) -> GpuWorkload {
     let each = entry.containers.iter();
-    let each =
-        each.map(|(it, kept)| ContainerHistory::new(&it.name, &it.image, kept.gpu, &kept.history));
+    let each = each.map(|(it, kept)| {
+        let mut all = ContainerHistory::new(&it.name, &it.image, kept.gpu, &kept.history);
+        all.advice.against.extend(kept.against);
+        all
+    });
     GpuWorkload {
         metadata: ObjectMeta {
             namespace: Some(workload.namespace.to_string()),

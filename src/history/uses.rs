@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::owner::{self, Owner};
+use gpustow_api::workload::Against;
 use gpustow_api::{Interned, PodFacts};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
@@ -41,6 +42,8 @@ pub(crate) struct Sample {
     pub(crate) peak: Mib,
     /// The size of that GPU.
     pub(crate) gpu: Mib,
+    /// Why it does not tell what the program needs.
+    pub(crate) against: Option<Against>,
     /// What the container requests of each GPU.
     pub(crate) requested: Mib,
 }
@@ -68,14 +71,17 @@ struct Held {
     kind: Arc<Kind>,
 }
 
+/// What was used, the size of the GPU, and what speaks against advice.
+type Peak = (Mib, Mib, Option<Against>);
+
 #[derive(Debug, Default)]
 struct Known {
     /// By UID.
     pods: HashMap<Arc<str>, Held>,
     kinds: Interned<Kind>,
     containers: Interned<Containers>,
-    /// By pod and container, with the size of the GPU.
-    peaks: HashMap<(Arc<str>, Arc<str>), (Mib, Mib)>,
+    /// By pod and container.
+    peaks: HashMap<(Arc<str>, Arc<str>), Peak>,
 }
 
 impl Uses {
@@ -137,9 +143,11 @@ impl Uses {
                         continue;
                     };
                     let size = Mib(gpu.total_mib);
+                    let is_mig = gpu.uuid.starts_with("MIG-").then_some(Against::Mig);
+                    let against = share.mps.then_some(Against::Mps).or(is_mig);
                     let key = (uid.clone(), container.name.clone());
                     let peak = peaks.entry(key).or_default();
-                    *peak = (*peak).max((Mib(used.peak_mib).min(size), size));
+                    *peak = (*peak).max((Mib(used.peak_mib).min(size), size, against));
                 }
             }
         }
@@ -151,7 +159,7 @@ impl Uses {
         let peaks = std::mem::take(&mut known.peaks);
         let mut samples: Vec<Sample> = peaks
             .into_iter()
-            .filter_map(|((uid, name), (peak, gpu))| {
+            .filter_map(|((uid, name), (peak, gpu, against))| {
                 let Held { kind, .. } = known.pods.get(&uid)?;
                 let (container, requested) =
                     kind.containers.iter().find(|(it, _)| it.name == name)?;
@@ -160,6 +168,7 @@ impl Uses {
                     container: container.clone(),
                     peak,
                     gpu,
+                    against,
                     requested: *requested,
                 })
             })

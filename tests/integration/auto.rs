@@ -219,7 +219,7 @@ async fn new_pod_of_a_known_workload_gets_its_amount() -> Result<()> {
 async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "auto-new").await?;
-    let new = || pod(&case, "ReplicaSet", "web-5f9474c99c", "web:2");
+    let new = || pod(&case, "ReplicaSet", "young-5f9474c99c", "web:2");
     let refused = async |text: &str| {
         let refused = admitted(&case, &new()).await;
         let refused = refused.err().context("it is admitted")?.to_string();
@@ -236,9 +236,18 @@ async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
     known(&case, "Deployment", "web").await?;
     namespace(&case, Some("p99"), None).await?;
     eventually(SOON, "the namespace allows it", async || {
-        refused("has no half day of history with this image").await
+        refused("has no advice to follow").await
     })
     .await?;
+    // A new image has what an earlier one needed.
+    let image = pod(&case, "ReplicaSet", "web-5f9474c99c", "web:2");
+    eventually(SOON, "the API server knows the history", async || {
+        let (.., from, _) = got(&admitted(&case, &image).await?)?;
+        ensure!(from == "auto-earlier-image", "{from}");
+        Ok(())
+    })
+    .await?;
+    is_foreseen(&case, &image).await?;
     namespace(&case, Some("p99"), Some("12000")).await?;
     eventually(SOON, "the namespace has a default", async || {
         let got = got(&admitted(&case, &new()).await?)?;

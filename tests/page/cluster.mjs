@@ -45,7 +45,7 @@ export function history(namespace, name, mib) {
     spec: {
       targetRef: { kind: "StatefulSet", name },
       containers: [{
-        name: "main", image: "", gpuMiB: 81920, advice: { p95MiB: mib, p99MiB: mib, limitMiB: mib, enough: true },
+        name: "main", image: "", gpuMiB: 81920, advice: { requestMiB: mib, p95MiB: mib, p99MiB: mib, limitMiB: mib, enough: true },
         history: { buckets: {}, total: 0, first: 0, last: 0, samples: 1440, peakMiB: mib },
       }],
     },

@@ -1,7 +1,7 @@
 //! The amount of a pod that leaves it to the history of its workload.
 
 use gpustow_api::owner::{self, Owner};
-use gpustow_api::workload::GpuWorkload;
+use gpustow_api::workload::{Amounts, Basis, GpuWorkload};
 use gpustow_api::{BadRequest, names};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,6 +18,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 #[must_use]
 pub fn origin(pod: &Pod, resource: &str) -> Option<&'static str> {
     match pod.metadata.annotations.as_ref()?.get(resource)?.as_str() {
+        "auto-advised" => Some("what its workload exceeds in short peaks alone"),
+        "auto-earlier-image" => Some("what its workload needed with an earlier image"),
         "auto-p95" => Some("what its workload exceeds in one minute of twenty"),
         "auto-p99" => Some("what its workload exceeds in one minute of a hundred"),
         "auto-default" => Some("the default of its namespace"),
@@ -36,7 +38,7 @@ pub fn wants(pod: &Value, resource: &str) -> bool {
 pub fn reads_history(pod: &Value, namespace: &ObjectMeta, resource: &str) -> bool {
     let terms = Terms::of(namespace).ok().flatten();
     let shares = terms.is_some_and(|it| it.sharer == Sharer::TimeSlicing);
-    wants(pod, resource) || shares && quantile(namespace).is_some()
+    wants(pod, resource) || shares && rule(namespace).is_some()
 }
 
 /// Whose history that is.
@@ -72,7 +74,7 @@ pub(crate) fn admit(
     let notes = namespace.annotations.as_ref();
     let written = notes.and_then(|notes| notes.get(names::AUTO_DEFAULT));
     let default = || Some((default(written?)?, "auto-default", 0));
-    let allowed = matches!(quantile(namespace), Some("p95" | "p99"));
+    let allowed = rule(namespace).is_some();
     let found = advice.or_else(default).filter(|_| allowed);
     let Some((mib, from, limit)) = found else {
         return match asks(&patch.pod, resource) {
@@ -121,28 +123,37 @@ pub(crate) fn leave(
     patch.annotate(resource, "auto");
 }
 
-/// Which of a history's amounts the namespace allows.
-fn quantile(namespace: &ObjectMeta) -> Option<&str> {
-    let labels = namespace.labels.as_ref()?;
-    labels.get(names::AUTO_LABEL).map(String::as_str)
+type Amount = fn(&Amounts) -> u64;
+
+/// Which of a history's amounts the namespace allows, and how that is written.
+fn rule(namespace: &ObjectMeta) -> Option<(Amount, &'static str)> {
+    match namespace.labels.as_ref()?.get(names::AUTO_LABEL)?.as_str() {
+        "advised" => Some((|it| it.request_mib, "auto-advised")),
+        "p95" => Some((|it| it.p95_mib, "auto-p95")),
+        "p99" => Some((|it| it.p99_mib, "auto-p99")),
+        _ => None,
+    }
 }
 
-/// What the history of this container and image advises: MiB of each GPU, by which rule, and the limit.
+/// What the histories of this container advise for its image: MiB of each GPU, by which rule, and the limit.
 fn advice(
     namespace: &ObjectMeta,
     history: Option<&GpuWorkload>,
     container: &Value,
 ) -> Option<(u64, &'static str, u64)> {
     let image = container["image"].as_str().unwrap_or_default();
-    let mut all = history?.spec.containers.iter();
-    let found = all.find(|it| it.name == name(container) && it.image == image)?;
-    let advice = &found.advice;
-    let (mib, from) = match quantile(namespace)? {
-        "p95" => (advice.p95_mib, "auto-p95"),
-        "p99" => (advice.p99_mib, "auto-p99"),
-        _ => return None,
+    let own = history?.spec.containers.iter();
+    let own = own.filter(|it| it.name == name(container));
+    let (basis, (amount, from)) = (Basis::new(own, image), rule(namespace)?);
+    let from = match basis.earlier {
+        true => "auto-earlier-image",
+        false => from,
     };
-    (advice.enough && mib > 0).then_some((mib, from, advice.limit_mib))
+    Some((
+        basis.follow(amount)?,
+        from,
+        basis.follow(|it| it.limit_mib)?,
+    ))
 }
 
 /// A namespace's default as a number of MiB.
@@ -155,12 +166,12 @@ fn default(text: &str) -> Option<u64> {
 fn none(allowed: bool, written: Option<&String>, resource: &str) -> BadRequest {
     let problem = match (allowed, written.is_none_or(String::is_empty)) {
         (false, _) => format!(
-            "the namespace does not allow it: label it {}: p95 or p99, or write an amount",
+            "the namespace does not allow it: label it {}: advised, or write an amount",
             names::AUTO_LABEL
         ),
         (true, true) => format!(
-            "the workload has no half day of history with this image, and the namespace has no default: write the MiB of \
-             each GPU into its annotation {}, or write an amount",
+            "the workload has no advice to follow (kubectl gpustow advise says why), and the namespace has no default: write \
+             the MiB of each GPU into its annotation {}, or write an amount",
             names::AUTO_DEFAULT
         ),
         (true, false) => format!(

@@ -4,29 +4,26 @@ use std::fmt;
 
 use gpustow_pack::Mib;
 
-use crate::History;
+use crate::peaks::gib;
+use crate::{History, Peaks};
 
 /// Seconds of a day.
 pub const DAY: u64 = 86_400;
-/// What is advised unless a person wants another quantile: exceeded in one of twenty minutes.
-const USUAL: u32 = 950;
 /// The limit is the peak and a twentieth more.
 const LIMIT_PERCENT: u64 = 105;
 /// A request is rounded up to whole steps, so that advice does not change with each sample.
 const STEP: u64 = 64;
-/// Less than this is too little to go by, in seconds.
-const ENOUGH: u64 = DAY / 2;
+/// Samples of so many seconds in a row are enough to go by.
+pub const ENOUGH: u64 = 18 * 3600;
 /// From how much of a GPU on an allocator is taken to hold everything, in percent.
 const EVERYTHING_PERCENT: u64 = 85;
-/// A peak that is so much above the ninety-nine of hundred minutes comes at the start alone, in percent.
-const START_PERCENT: u64 = 150;
 
 /// What a workload should request of each GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// In all but a few minutes it uses no more.
+    /// It uses no more except in short peaks.
     pub request: Mib,
-    /// It has never used more, and has a margin.
+    /// It has not used more for eight days, and has a margin.
     pub limit: Mib,
     /// How many minutes this rests on.
     pub samples: u64,
@@ -47,58 +44,73 @@ impl Advice {
 /// Why advice may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caution {
-    /// The workload has been seen for less than half a day.
+    /// The workload was not seen in enough hours of the day.
     LittleHistory,
     /// It always uses most of the GPU: its allocator takes everything, whatever the program needs.
     TakesEverything,
-    /// Its peak is far above all other minutes, as at a start.
-    StartPeak,
+    /// It uses so much more each day.
+    Grows(Mib),
+    /// It uses more at times.
+    Peaks(Peaks),
+}
+
+impl Caution {
+    /// Must advice with it not be followed?
+    #[must_use]
+    pub fn stops(self) -> bool {
+        matches!(self, Self::LittleHistory | Self::TakesEverything)
+    }
 }
 
 impl fmt::Display for Caution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::LittleHistory => "less than half a day of history",
-            Self::TakesEverything => {
-                "uses most of the GPU all the time: bound its allocator first, then look again"
-            }
-            Self::StartPeak => {
-                "peaks far above its usual use, as at a start: the request does not cover that"
-            }
-        })
+        match self {
+            Self::LittleHistory => f.write_str("less than 18 hours of history"),
+            Self::TakesEverything => f.write_str(
+                "uses most of the GPU all the time: bound its allocator first, then look again",
+            ),
+            Self::Grows(by) => write!(f, "uses about {} more each day: look again soon", gib(*by)),
+            Self::Peaks(peaks) => peaks.fmt(f),
+        }
     }
 }
 
-/// Advice for a workload on GPUs of this size, at the usual quantile. None without history.
+/// Advice for a workload on GPUs of this size: what it used for twelve minutes of an hour within the last eight days, and
+/// in all but 1.2 % of the minutes, with what it grows by in a day. None without history.
 #[must_use]
 pub fn advise(history: &History, gpu: Mib) -> Option<Advice> {
-    advise_at(history, gpu, USUAL)
+    let usual = history.usual()?;
+    let request = usual.max(history.sustained().unwrap_or_default());
+    Some(of(history, gpu, request + history.growth()))
 }
 
-/// The same, with a request that is exceeded in no more than `1000 - permille` of a thousand minutes.
+/// The same, with a request that was exceeded in no more than `1000 - permille` of a thousand minutes.
 #[must_use]
 pub fn advise_at(history: &History, gpu: Mib, permille: u32) -> Option<Advice> {
-    let request = history.quantile(permille)?.0.next_multiple_of(STEP);
-    let usual = history.quantile(990)?;
-    let half = history.quantile(500)?;
-    let peak = history.peak();
-    let limit = (peak.0.saturating_mul(LIMIT_PERCENT) / 100).max(request);
+    Some(of(history, gpu, history.quantile(permille)?))
+}
+
+/// Advice with this request.
+fn of(history: &History, gpu: Mib, request: Mib) -> Advice {
+    let request = Mib(request.0.next_multiple_of(STEP)).min(gpu);
+    let growth = history.growth();
+    let peak = history.peak().0.saturating_add(growth.0);
+    let limit = Mib(peak.saturating_mul(LIMIT_PERCENT) / 100).max(request);
+    let half = history.quantile(500).unwrap_or_default();
+    let peaks = Peaks::above(history, request).map(Caution::Peaks);
     let cautions = [
-        (history.spans() < ENOUGH, Caution::LittleHistory),
-        (
-            is_part(half, EVERYTHING_PERCENT, gpu),
-            Caution::TakesEverything,
-        ),
-        (is_part(peak, START_PERCENT, usual), Caution::StartPeak),
+        (!history.covers_a_day()).then_some(Caution::LittleHistory),
+        is_part(half, EVERYTHING_PERCENT, gpu).then_some(Caution::TakesEverything),
+        (growth > Mib::ZERO).then_some(Caution::Grows(growth)),
+        peaks,
     ];
-    let cautions = cautions.into_iter().filter(|(holds, _)| *holds);
-    Some(Advice {
-        request: Mib(request).min(gpu),
-        limit: Mib(limit).min(gpu),
+    Advice {
+        request,
+        limit: limit.min(gpu),
         samples: history.samples(),
         spans: history.spans(),
-        cautions: cautions.map(|(_, caution)| caution).collect(),
-    })
+        cautions: cautions.into_iter().flatten().collect(),
+    }
 }
 
 /// Is `amount` more than so many percent of `of`?

@@ -6,6 +6,8 @@ use gpustow_pack::Mib;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::hours::{DAY, HOURS, Hours};
+
 /// Seconds in which a weight falls by half.
 const HALF_LIFE: f64 = 86_400.0;
 /// The upper edge of the first bucket, in MiB.
@@ -18,6 +20,15 @@ pub const BUCKETS: usize = 352;
 const MOST_HALVINGS: f64 = 64.0;
 /// A checkpoint's largest weight: what is less than a part of it is forgotten.
 const WHOLE: f64 = 1_000_000.0;
+/// What is exceeded in no more than 1.2 % of all minutes is advised, if nothing larger is sustained. A peak each day that is
+/// too short to count as sustained is always below this, however much the last day counts.
+const USUAL: u32 = 988;
+/// Hours of the day that are to be seen before advice is followed: they have two hours of any working day at least.
+const ENOUGH_HOURS: usize = 18;
+/// What runs at some hours alone is known after two days, in seconds.
+const DAYS: u64 = 2 * 86_400;
+/// Buckets between the first of four days and the last, from which on use grows: a tenth.
+const GROWTH: i16 = 4;
 
 /// How much of a GPU a workload used in each minute, the older the less it counts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +39,9 @@ pub struct History {
     first: i64,
     last: i64,
     samples: u64,
+    /// The largest sample since the first.
     peak: Mib,
+    hours: Hours,
 }
 
 /// A histogram of the GPU memory that was used in each minute: whole numbers alone.
@@ -47,9 +60,21 @@ pub struct Checkpoint {
     pub last: i64,
     /// How many samples there were.
     pub samples: u64,
-    /// The largest sample, in MiB.
+    /// The largest sample of the last eight days, in MiB.
     #[serde(rename = "peakMiB")]
     pub peak_mib: u64,
+    /// Buckets of what was used for twelve minutes, the hour of `last` first; -1 if there is none.
+    #[schemars(with = "Vec<i32>", length(max = HOURS), inner(range(min = -1, max = BUCKETS - 1)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sustained: Vec<i16>,
+    /// Buckets of the largest sample of each hour, likewise.
+    #[schemars(with = "Vec<i32>", length(max = HOURS), inner(range(min = -1, max = BUCKETS - 1)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peaks: Vec<i16>,
+    /// Buckets of the most that 1.2 % of the minutes exceeded in each hour of the last day, likewise.
+    #[schemars(with = "Vec<i32>", length(max = DAY), inner(range(min = -1, max = BUCKETS - 1)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usual: Vec<i16>,
 }
 
 impl History {
@@ -67,12 +92,22 @@ impl History {
         self.last = self.last.max(at);
         self.samples = self.samples.saturating_add(1);
         self.peak = self.peak.max(peak);
+        self.hours.add(bucket(peak), at);
+        // It rises with such samples alone.
+        if self.hours.exceeds_usual(bucket(peak)) && self.covers_a_day() {
+            let usual = self.quantile_bucket(USUAL);
+            usual.into_iter().for_each(|it| self.hours.advise(it));
+        }
     }
 
     /// The amount that the workload exceeds in no more than `1000 - permille` of a thousand minutes: the upper edge of
     /// its bucket, and no more than the largest sample. None without a sample.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> Option<Mib> {
+        Some(edge(self.quantile_bucket(permille)?).min(self.peak))
+    }
+
+    fn quantile_bucket(&self, permille: u32) -> Option<u16> {
         let total: f64 = self.weights.values().sum();
         let wanted = total * f64::from(permille.min(1000)) / 1000.0;
         let mut sum = 0.0;
@@ -80,13 +115,63 @@ impl History {
             sum += **weight;
             **weight > 0.0 && sum >= wanted * (1.0 - 1e-9)
         });
-        found.map(|(bucket, _)| edge(*bucket).min(self.peak))
+        found.map(|(bucket, _)| *bucket)
     }
 
-    /// The largest sample.
+    /// The largest sample of the last eight days: once a larger one is forgotten, the upper edge of its bucket.
     #[must_use]
     pub fn peak(&self) -> Mib {
-        self.peak
+        let known = self.hours().filter_map(|(_, peak)| peak).max();
+        known.map_or(self.peak, |it| it.min(self.peak))
+    }
+
+    /// Of each of the last hours, the last one first: what was used for twelve minutes, and the most that was used.
+    pub(crate) fn hours(&self) -> impl Iterator<Item = (Option<Mib>, Option<Mib>)> {
+        let all = self.hours.iter();
+        all.map(|it| (known(it.sustained), known(it.peak)))
+    }
+
+    /// The largest amount that was used for twelve minutes of an hour, within the last eight days.
+    #[must_use]
+    pub fn sustained(&self) -> Option<Mib> {
+        let largest = self.hours().filter_map(|(sustained, _)| sustained).max();
+        Some(largest?.min(self.peak))
+    }
+
+    /// What all but few minutes stayed within, as it was advised at any hour of the last day: weights change with each hour.
+    pub(crate) fn usual(&self) -> Option<Mib> {
+        let day = self.hours.iter().take(DAY);
+        let largest = day.filter_map(|it| known(it.usual)).max();
+        let largest = largest.unwrap_or_default().min(self.peak);
+        Some(self.quantile(USUAL)?.max(largest))
+    }
+
+    /// By how much more is used each day, if that is so for three days.
+    pub(crate) fn growth(&self) -> Mib {
+        let days = self.hours.days(|it| it.sustained);
+        let [last, third, second, first, ..] = days[..] else {
+            return Mib::ZERO;
+        };
+        let grows = last > third && third > second && second > first && last - first >= GROWTH;
+        match (known(last), known(first)) {
+            (Some(last), Some(first)) if grows => Mib(last.minus(first).0 / 3),
+            _ => Mib::ZERO,
+        }
+    }
+
+    /// Are there samples of enough hours of the day, or of several days?
+    pub(crate) fn covers_a_day(&self) -> bool {
+        self.spans() >= DAYS || self.hours.of_day() >= ENOUGH_HOURS
+    }
+
+    /// The number of the hour of the first sample, counted from 1970.
+    pub(crate) fn first_hour(&self) -> i64 {
+        self.first.div_euclid(3600)
+    }
+
+    /// The number of the last hour.
+    pub(crate) fn last_hour(&self) -> i64 {
+        self.hours.last()
     }
 
     /// How many samples there were.
@@ -122,11 +207,15 @@ impl History {
             first: self.first,
             last: self.last,
             samples: self.samples,
-            peak_mib: self.peak.0,
+            peak_mib: self.peak().0,
+            sustained: self.hours.stored(|it| it.sustained, HOURS),
+            peaks: self.hours.stored(|it| it.peak, HOURS),
+            usual: self.hours.stored(|it| it.usual, DAY),
         }
     }
 
-    /// The history that was stored. What is no bucket is left out: a damaged checkpoint costs accuracy, nothing else.
+    /// The history that was stored. What is no bucket is left out: a damaged checkpoint costs accuracy, nothing else. One
+    /// that was stored without hours knows its peak as that of the last hour.
     #[must_use]
     pub fn of(checkpoint: &Checkpoint) -> Self {
         let known = checkpoint.buckets.iter();
@@ -141,13 +230,24 @@ impl History {
         }
         let total = checkpoint.total.max(1) as f64 / WHOLE;
         weights.values_mut().for_each(|it| *it *= total / sum);
+        let peak = Mib(checkpoint.peak_mib);
+        let peaks = match checkpoint.peaks.is_empty() {
+            true => &[bucket(peak) as i16][..],
+            false => &checkpoint.peaks,
+        };
         Self {
+            hours: Hours::of(
+                &checkpoint.sustained,
+                peaks,
+                &checkpoint.usual,
+                checkpoint.last,
+            ),
             weights,
             reference: checkpoint.last,
             first: checkpoint.first.min(checkpoint.last),
             last: checkpoint.last,
             samples: checkpoint.samples,
-            peak: Mib(checkpoint.peak_mib),
+            peak,
         }
     }
 
@@ -169,6 +269,11 @@ fn bucket(amount: Mib) -> u16 {
     let steps = (amount.0 as f64 / FIRST).max(1.0).ln() / RATIO.ln();
     // An edge belongs to its own bucket, however the logarithm rounds.
     ((steps - 1e-9).ceil().max(0.0) as u16).min(BUCKETS as u16 - 1)
+}
+
+/// The upper edge of a bucket, if there is one.
+fn known(bucket: i16) -> Option<Mib> {
+    u16::try_from(bucket).ok().map(edge)
 }
 
 /// The upper edge of a bucket.

@@ -217,8 +217,8 @@ pub const NVIDIA_REPLICAS: &str = "nvidia.com/gpu.replicas";
 pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
 /// The resource of Volcano's vGPU, in a unit of its configuration.
 pub const VOLCANO_MEMORY: &str = "volcano.sh/vgpu-memory";
-/// Set by administrators: label of a namespace, `p95` or `p99`. Its pods with the annotation `gpustow.dev/gpu-mem: auto` get
-/// what their workload's history advises at that quantile.
+/// Set by administrators: label of a namespace, `advised`, or `p95` or `p99` for a quantile. Its pods with the annotation
+/// `gpustow.dev/gpu-mem: auto` get what their workload's history advises.
 pub const AUTO_LABEL: &str = "gpustow.dev/auto";
 /// Set by administrators: annotation of a namespace with what such pods get without a history, in MiB of each GPU.
 pub const AUTO_DEFAULT: &str = "gpustow.dev/auto-default";

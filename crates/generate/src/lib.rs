@@ -296,7 +296,7 @@ fn sizing(board: &mut Board) {
     board.add((12, 8), panel(
         "timeseries",
         "Requests beyond the advice",
-        "MiB of each GPU that a container requests and would not miss in nineteen of twenty minutes. `kubectl gpustow advise` has patches.",
+        "MiB of each GPU that a container requests and uses in short peaks alone, if ever. `kubectl gpustow advise` has patches.",
         "bytes",
         &[(&beyond, "{{namespace}}/{{workload}} {{container}}")],
     ));

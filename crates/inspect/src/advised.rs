@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use gpustow_api::GpuWorkload;
 use gpustow_api::owner::{self, Owner};
+use gpustow_api::workload::{Basis, ContainerHistory};
 use gpustow_pack::Mib;
 use kube::ResourceExt as _;
 
@@ -11,26 +12,12 @@ use crate::PodInfo;
 
 /// The advice that may be followed, by namespace and workload.
 #[derive(Debug, Default)]
-pub struct Advised(HashMap<(String, Owner), Vec<Container>>);
-
-#[derive(Debug)]
-struct Container {
-    name: String,
-    image: String,
-    p95: Mib,
-}
+pub struct Advised(HashMap<(String, Owner), Vec<ContainerHistory>>);
 
 impl Advised {
     /// A history is new or has changed.
     pub(crate) fn apply(&mut self, workload: GpuWorkload) {
-        let key = key(&workload);
-        let enough = workload.spec.containers.into_iter();
-        let enough = enough.filter(|it| it.advice.enough).map(|it| Container {
-            name: it.name,
-            image: it.image,
-            p95: Mib(it.advice.p95_mib),
-        });
-        self.0.insert(key, enough.collect());
+        self.0.insert(key(&workload), workload.spec.containers);
     }
 
     /// A history is gone.
@@ -58,10 +45,9 @@ impl Advised {
         here.try_fold(Mib::ZERO, |sum, (name, _)| {
             let image = spec.containers.iter().find(|it| *it.name == **name)?;
             let image = image.image.as_deref().unwrap_or_default();
-            let of = advised
-                .iter()
-                .find(|it| *it.name == **name && it.image == image)?;
-            Some(sum + of.p95)
+            let own = advised.iter().filter(|it| *it.name == **name);
+            let of = Basis::new(own, image).follow(|it| it.request_mib)?;
+            Some(sum + Mib(of))
         })
     }
 }

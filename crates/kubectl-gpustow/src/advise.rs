@@ -3,15 +3,15 @@
 
 mod patch;
 mod prometheus;
+mod row;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use anyhow::{Context as _, Result, bail};
-use gpustow_advice::Caution;
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::owner::{self, Owner};
-use gpustow_api::workload::{ContainerHistory, name_of};
+use gpustow_api::workload::{Against, ContainerHistory, name_of};
 use gpustow_api::{GpuNode, GpuWorkload};
 use gpustow_inspect::{Cluster, PodInfo, Scope, cluster};
 use gpustow_pack::{Mib, PolicyKind};
@@ -26,7 +26,11 @@ use crate::{Answer, Screen};
 
 pub(crate) use prometheus::Flags as Prometheus;
 use prometheus::{Server, WholeGpus};
+use row::row;
 
+/// Why there may be no history. One that there is counts all the same, as it does for pods without an amount.
+const UNREADABLE: &str = "NVML does not tell what its processes use";
+const NO_PROCESS: &str = "no process of it is on its GPU";
 /// A pod this young, in seconds, may have no history yet.
 const YOUNG: u64 = 300;
 
@@ -110,7 +114,7 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
     screen: Screen,
 ) -> Result<Answer> {
-    let permille = args.quantile.permille();
+    let permille = args.quantile.map(|it| it.permille());
     let known = match args.prometheus.server().await? {
         Some(server) => whole_gpus(global, &server, permille).await?,
         None => requests(global, permille).await?,
@@ -132,7 +136,7 @@ pub(crate) async fn run(
 }
 
 /// By the histories of containers that request GPU memory.
-async fn requests(global: &Global, permille: u32) -> Result<Known> {
+async fn requests(global: &Global, permille: Option<u32>) -> Result<Known> {
     let source = &global.source;
     let lists = source.lists().await?;
     let (nodes, gpunodes) = (lists.nodes.clone(), lists.gpunodes.clone());
@@ -160,7 +164,7 @@ async fn requests(global: &Global, permille: u32) -> Result<Known> {
 }
 
 /// By the use of whole GPUs.
-async fn whole_gpus(global: &Global, server: &Server<'_>, permille: u32) -> Result<Known> {
+async fn whole_gpus(global: &Global, server: &Server<'_>, permille: Option<u32>) -> Result<Known> {
     let source = &global.source;
     let (pods, own) = source.pods().await?;
     let scope = global.scope_in(own.as_ref());
@@ -248,7 +252,7 @@ fn rows(
     resource: &str,
     mut live: BTreeMap<Key, Live>,
     histories: Histories,
-    permille: u32,
+    permille: Option<u32>,
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     for (key, histories) in histories {
@@ -309,88 +313,20 @@ fn notes(cluster: &Cluster, pod: &PodInfo) -> Vec<String> {
         all.filter(|used| used.uid == uid).collect()
     };
     if !report.is_readable() {
-        notes.push("NVML does not tell what its processes use".to_owned());
+        notes.push(UNREADABLE.to_owned());
     }
     if used().iter().any(|used| used.mps) {
-        notes.push("shares memory with other clients of MPS".to_owned());
+        notes.push(Against::Mps.to_string());
     }
     let assignment = pod.facts.assignment.iter().flatten();
     let mut cards = assignment.flat_map(|it| it.charges.iter());
     if cards.any(|(uuid, _)| uuid.starts_with("MIG-")) {
-        notes.push("runs on a MIG instance: a smaller profile frees memory".to_owned());
+        notes.push(Against::Mig.to_string());
     }
     if used().is_empty() && pod.age(cluster.wall) > YOUNG {
-        notes.push("no process of it is on its GPU".to_owned());
+        notes.push(NO_PROCESS.to_owned());
     }
     notes
-}
-
-fn row(
-    key: Key,
-    resource: &str,
-    live: &Live,
-    mut histories: Vec<ContainerHistory>,
-    permille: u32,
-) -> Row {
-    // The image of most pods, else the one that ran last.
-    let common = live.images.iter().max_by_key(|(_, pods)| **pods);
-    histories.sort_by_key(|it| it.history.last);
-    let history = match common {
-        Some((image, _)) => histories.iter().find(|it| it.image == *image),
-        None => histories.last(),
-    };
-    let requested = match live.whole_gpus {
-        0 => live.requested,
-        gpus => history.map(|it| (Mib(it.gpu_mib), gpus)),
-    };
-    let (each, gpus) = requested.unwrap_or((Mib::ZERO, live.whole_gpus.max(1)));
-    let whole = |mib: Mib| Mib(mib.0.saturating_mul(gpus));
-    let advice = history.and_then(|it| it.advise(permille));
-    let mut notes = live.notes.clone();
-    let against = [Caution::LittleHistory, Caution::TakesEverything];
-    let mut holds = !live.exclusive && notes.is_empty();
-    match &advice {
-        None if !histories.is_empty() => notes.push("no history of this image yet".to_owned()),
-        None => notes.push("no history yet".to_owned()),
-        Some(advice) => {
-            notes.extend(advice.cautions.iter().map(ToString::to_string));
-            holds &= !against.iter().any(|it| advice.cautions.contains(it));
-        }
-    }
-    if live.exclusive {
-        notes.push("requests whole GPUs".to_owned());
-    }
-    let request = advice.as_ref().map(|it| it.request);
-    if requested.is_some() && request.is_some_and(|it| it > each) {
-        notes.push("uses more than it requests".to_owned());
-    }
-    let frees = request.filter(|it| holds && live.pods > 0 && *it < each);
-    let frees = frees.map(|it| Mib(whole(each.minus(it)).0.saturating_mul(live.pods)));
-    let patch = advice.as_ref().filter(|_| holds).and_then(|it| {
-        patch::of(
-            &key.workload,
-            resource,
-            &key.container,
-            whole(it.request),
-            whole(it.limit),
-            live.whole_gpus,
-        )
-    });
-    Row {
-        pods: live.pods,
-        gpus,
-        requested: requested.map(|(mib, _)| whole(mib)),
-        peak: history.map(|it| whole(Mib(it.history.peak_mib))),
-        limit: advice.as_ref().map(|it| whole(it.limit)),
-        samples: advice.as_ref().map_or(0, |it| it.samples),
-        seconds: advice.as_ref().map_or(0, |it| it.spans),
-        request,
-        frees,
-        empty_gpus: None,
-        patch,
-        notes,
-        key: Some(key),
-    }
 }
 
 fn listing(mut rows: Vec<Row>, empty_gpus: Option<u64>) -> Listing<Row> {

@@ -200,7 +200,7 @@ pub(crate) enum Command {
     /// patch. With --prometheus it needs no gpustow in the cluster: it advises containers that request nvidia.com/gpu.
     /// Nothing is written to the cluster.
     #[command(
-        after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl gpustow advise -A --prometheus http://localhost:9090\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
+        after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p95\n  kubectl gpustow advise -A --prometheus http://localhost:9090\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
     )]
     Advise(AdviseArgs),
     /// Place every pod again: other policies, more or fewer nodes
@@ -341,9 +341,9 @@ pub(crate) struct AdoptArgs {
 pub(crate) struct AdviseArgs {
     /// Only this workload, as KIND/NAME
     pub(crate) workload: Option<String>,
-    /// The share of minutes in which a container stays within the request
-    #[arg(long, default_value = "p95")]
-    pub(crate) quantile: Quantile,
+    /// Advise a quantile of all past minutes instead: the next day exceeds it more often
+    #[arg(long)]
+    pub(crate) quantile: Option<Quantile>,
     #[command(flatten)]
     pub(crate) prometheus: Prometheus,
     #[command(flatten)]
@@ -352,9 +352,9 @@ pub(crate) struct AdviseArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Quantile {
-    /// Exceeded in one minute of twenty.
+    /// Exceeded in one minute of twenty so far.
     P95,
-    /// Exceeded in one minute of a hundred.
+    /// Exceeded in one minute of a hundred so far.
     P99,
 }
 

@@ -21,6 +21,7 @@ fn sample(name: &str, image: &str, mib: u64) -> Sample {
         },
         peak: Mib(mib),
         gpu: Mib(81_920),
+        against: None,
         requested: Mib(16_384),
     }
 }
@@ -125,6 +126,46 @@ fn new_image_starts_a_history_of_its_own_and_the_oldest_goes() {
     let images = object.spec.containers.iter();
     let images: Vec<_> = images.map(|it| (&*it.image, it.history.peak_mib)).collect();
     assert_eq!(images, [("b", 20_000), ("c", 10_000)]);
+}
+
+#[test]
+fn sizes_of_gpus_have_histories_of_their_own_and_the_last_sample_tells_of_mps() {
+    let mut table = Table::default();
+    for minute in 0..10 {
+        for (gpu, mib) in [(81_920, 30_000), (81_559, 31_000), (46_068, 20_000)] {
+            let sample = Sample {
+                gpu: Mib(gpu),
+                against: (gpu == 46_068).then_some(Against::Mps),
+                ..sample("web", "a", mib)
+            };
+            table.add(sample, 60 * minute, at(0));
+        }
+    }
+    let stored = |table: &Table| -> Vec<(u64, u64, Vec<Against>)> {
+        let due = table.due(600, at(HOUR));
+        let [(_, Write::Put(object))] = &due[..] else {
+            panic!("{due:?}");
+        };
+        let all = object.spec.containers.iter();
+        all.map(|it| (it.gpu_mib, it.history.peak_mib, it.advice.against.clone()))
+            .collect()
+    };
+    let of_both = |mps: &[Against]| vec![(81_920, 31_000, vec![]), (46_068, 20_000, mps.to_vec())];
+    assert_eq!(stored(&table), of_both(&[Against::Mps]));
+    // The object remembers it, until a sample without MPS comes.
+    let due = table.due(600, at(HOUR));
+    let [(_, Write::Put(object))] = &due[..] else {
+        panic!("{due:?}");
+    };
+    let mut next = Table::stored(vec![(**object).clone()], at(0));
+    next.add(sample("web", "a", 31_000), 600, at(0));
+    assert_eq!(stored(&next), of_both(&[Against::Mps]));
+    let plain = Sample {
+        gpu: Mib(46_068),
+        ..sample("web", "a", 20_000)
+    };
+    next.add(plain, 660, at(0));
+    assert_eq!(stored(&next), of_both(&[]));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_advice::History;
-use gpustow_api::workload::ContainerHistory;
+use gpustow_api::workload::{ContainerHistory, same_size};
 use gpustow_api::{names, quantity};
 use gpustow_inspect::Scope;
 use gpustow_pack::Mib;
@@ -120,6 +120,9 @@ type Gpu = (String, String);
 /// By minute, what was used, and the size of the GPU.
 type Minutes = BTreeMap<i64, (Mib, Mib)>;
 
+/// When something was used, how much, and the size of the GPU.
+type Sample = (i64, Mib, Mib);
+
 /// What Prometheus knows.
 #[derive(Default)]
 pub(super) struct Found {
@@ -143,13 +146,14 @@ impl Server<'_> {
         // The minute that is not over yet counts as it is.
         let end = (Timestamp::now().as_second() / MINUTE + 1) * MINUTE;
         let mut found = Found::default();
-        let mut all: BTreeMap<(Key, String), (History, Mib)> = BTreeMap::new();
+        let mut all: BTreeMap<(Key, String), Vec<(History, Mib)>> = BTreeMap::new();
         let mut named = false;
         for window in (0..self.flags.days * 24 * 60 / WINDOW).rev() {
             let last = end - window * WINDOW * MINUTE;
             let first = last - (WINDOW - 1) * MINUTE;
             let series = self.used(scope, first, last).await?;
             named |= series.iter().any(|(labels, _)| !labels.pod.is_empty());
+            let mut samples: BTreeMap<(Key, String), Vec<Sample>> = BTreeMap::new();
             for (labels, minutes, shared) in alone(series, &sizes) {
                 let Some((key, image, since)) = pods.container(&labels) else {
                     continue;
@@ -157,11 +161,17 @@ impl Server<'_> {
                 if shared {
                     found.shared.insert(key.clone());
                 }
-                let (history, gpu) = all.entry((key, image)).or_default();
-                for (at, (used, size)) in minutes.range(since..) {
-                    history.add(*used, *at);
-                    *gpu = (*size).max(*gpu);
-                }
+                let minutes = minutes.range(since..);
+                let minutes = minutes.map(|(at, (used, size))| (*at, *used, *size));
+                samples.entry((key, image)).or_default().extend(minutes);
+            }
+            for (of, mut samples) in samples {
+                // Of all pods together, in the order in which an extender would see them.
+                samples.sort_unstable();
+                let sizes = all.entry(of).or_default();
+                samples
+                    .iter()
+                    .for_each(|(at, used, size)| history(sizes, *size).add(*used, *at));
             }
         }
         ensure!(
@@ -169,14 +179,27 @@ impl Server<'_> {
             "{USED} names no pods in Prometheus at {}: run dcgm-exporter with DCGM_EXPORTER_KUBERNETES=true",
             self.url
         );
-        for ((key, image), (history, gpu)) in all {
-            if history.samples() > 0 && gpu > Mib::ZERO {
-                let history = ContainerHistory::new(&key.container, &image, gpu, &history);
-                found.histories.entry(key).or_default().push(history);
+        for ((key, image), sizes) in all {
+            for (history, gpu) in sizes.iter().filter(|(_, gpu)| *gpu > Mib::ZERO) {
+                let history = ContainerHistory::new(&key.container, &image, *gpu, history);
+                let known = found.histories.entry(key.clone()).or_default();
+                known.push(history);
             }
         }
         Ok(found)
     }
+}
+
+/// The history of GPUs of this size.
+fn history(sizes: &mut Vec<(History, Mib)>, size: Mib) -> &mut History {
+    let known = sizes.iter().position(|(_, gpu)| same_size(*gpu, size));
+    let at = known.unwrap_or_else(|| {
+        sizes.push((History::default(), size));
+        sizes.len() - 1
+    });
+    let (history, gpu) = &mut sizes[at];
+    *gpu = (*gpu).max(size);
+    history
 }
 
 /// The series without the minutes in which others were on the same GPU, and whether there were any.

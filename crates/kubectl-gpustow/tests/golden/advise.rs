@@ -72,7 +72,7 @@ fn objects() -> Vec<Value> {
         held("StatefulSet", "shared", 1, "p", 4000),
         held("StatefulSet", "unseen", 1, "q", 4000),
         workload("StatefulSet", "web", 3 * DAY, |it| {
-            if it % 50 == 0 { 7000 } else { 4000 }
+            if it % 90 == 0 { 7000 } else { 4000 }
         }),
         workload("StatefulSet", "greedy", 2 * DAY, |_| 22_000),
         workload("Job", "train", DAY, |it| if it < 3 { 7500 } else { 3000 }),
@@ -104,5 +104,49 @@ async fn one_workload_is_advised_with_the_gpus_that_it_frees() -> Result<()> {
     ensure!(elsewhere.starts_with("No history"), "{elsewhere}");
     let refused = files.ask("advise web").await;
     ensure!(refused.is_err_and(|error| error.to_string().contains("KIND/NAME")));
+    Ok(())
+}
+
+/// The patch that `advise` prints for a workload with this history, and its notes.
+async fn patched(name: &str, histories: &[Value]) -> Result<(bool, Value)> {
+    let mut objects = vec![node("m", &json!({}), "24k"), report("m", NOW, &json!({}))];
+    objects.push(held("StatefulSet", name, 1, "m", 20_000));
+    let mut object = workload("StatefulSet", name, 1, |_| 1);
+    object["spec"]["containers"] = json!(histories);
+    objects.push(object);
+    let files = Files::new(&format!("advise-{name}"), &objects)?;
+    let (_, printed) = files.ask(&format!("advise sts/{name} -o json")).await?;
+    let row = serde_json::from_str::<Value>(&printed)?["items"][0].clone();
+    Ok((row["patch"].is_string(), row["notes"].clone()))
+}
+
+/// A history of these MiB in each minute of a day, with this image, on GPUs of this size.
+fn used(image: &str, gpu: u64, mib: u64) -> Value {
+    let mut history = History::default();
+    for minute in 0..DAY as i64 {
+        history.add(Mib(mib), 60 * minute);
+    }
+    json!(ContainerHistory::new("main", image, Mib(gpu), &history))
+}
+
+#[tokio::test]
+async fn advice_tells_sizes_of_gpus_apart_and_starts_with_the_earlier_image() -> Result<()> {
+    let idle = "no process of it is on its GPU";
+    let both = [used("app:1", GPU, 9000), used("app:1", 12_000, 6000)];
+    let notes = json!([
+        idle,
+        "needs 6016 MiB of 12000 MiB and 9024 MiB of 24000 MiB"
+    ]);
+    ensure!(patched("both", &both).await? == (true, notes));
+    // A server that takes everything does so on the smaller GPUs, too.
+    let greedy = [used("app:1", GPU, 9000), used("app:1", 12_000, 11_000)];
+    ensure!(!patched("greedy", &greedy).await?.0);
+    let earlier = [used("app:0", GPU, 9000)];
+    let (patch, notes) = patched("earlier", &earlier).await?;
+    let expected = "advised by an earlier image: this one has too little history";
+    ensure!(patch && notes == json!([idle, expected]), "{notes}");
+    let mut mps = used("app:1", GPU, 9000);
+    mps["advice"]["against"] = json!(["MPS"]);
+    ensure!(!patched("mps", &[mps]).await?.0);
     Ok(())
 }

@@ -58,16 +58,17 @@ async fn fit_gives_a_pod_the_amount_that_admission_would() -> Result<()> {
             && said.contains("It fits now on 1 of 1 GPU nodes"),
         "{said}"
     );
-    // A new image and a young workload have the namespace's default, of each GPU.
-    for (name, image) in [("web", "app:2"), ("young", "app:1"), ("other", "app:1")] {
+    // A new image has the earlier one's amount, a young workload the namespace's default.
+    let default = "main: 11.7Gi; by gpustow.dev/gpu-mem: auto: the default of its namespace";
+    let earlier =
+        "main: 6.9Gi; by gpustow.dev/gpu-mem: auto: what its workload needed with an earlier image";
+    for (name, image, expected) in [
+        ("web", "app:2", earlier),
+        ("young", "app:1", default),
+        ("other", "app:1", default),
+    ] {
         let (answer, said) = fit(name, "ops", image, json!({})).await?;
-        ensure!(
-            answer == Answer::Yes
-                && said.contains(
-                    "main: 11.7Gi; by gpustow.dev/gpu-mem: auto: the default of its namespace"
-                ),
-            "{said}"
-        );
+        ensure!(answer == Answer::Yes && said.contains(expected), "{said}");
     }
     let (answer, said) = fit(
         "web",
@@ -88,7 +89,7 @@ async fn fit_says_why_admission_would_refuse_a_pod_without_an_amount() -> Result
     for (namespace, text) in [
         (
             "new",
-            "has no half day of history with this image, and the namespace has no default",
+            "has no advice to follow (kubectl gpustow advise says why), and the namespace has no default",
         ),
         (
             "wrong",
@@ -96,7 +97,7 @@ async fn fit_says_why_admission_would_refuse_a_pod_without_an_amount() -> Result
         ),
         (
             "closed",
-            "the namespace does not allow it: label it gpustow.dev/auto: p95 or p99",
+            "the namespace does not allow it: label it gpustow.dev/auto: advised",
         ),
     ] {
         let (answer, said) = fit("web", namespace, "app:2", json!({})).await?;

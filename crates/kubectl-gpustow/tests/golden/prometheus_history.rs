@@ -7,6 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
+use gpustow_advice::History;
+use gpustow_api::workload::ContainerHistory;
+use gpustow_pack::Mib;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -109,8 +112,8 @@ async fn containers_with_whole_gpus_are_advised_before_gpustow_is_installed() ->
         if !query.starts_with("/sub/api/v1/query_range?") {
             return success(&[size()]);
         }
-        // A day of a pod that is gone, at 9 GiB once in fifty minutes; before that a week of another template.
-        let gone = |at: i64| match (at < end() - 86_400, at / 60 % 50) {
+        // A day of a pod that is gone, at 9 GiB once in ninety minutes; before that a week of another template.
+        let gone = |at: i64| match (at < end() - 86_400, at / 60 % 90) {
             (true, _) => "0".to_owned(),
             (false, 0) => (9 * GIB).to_string(),
             (false, _) => (4 * GIB).to_string(),
@@ -166,6 +169,75 @@ async fn containers_with_whole_gpus_are_advised_before_gpustow_is_installed() ->
     );
     // The pod is ten minutes old, and the size of its GPU is unknown.
     assert_eq!(db["notes"], json!(["no history yet"]));
+    Ok(())
+}
+
+/// MiB of one of two replicas at a minute.
+type Use = fn(i64, usize) -> u64;
+
+#[tokio::test]
+async fn prometheus_gives_the_advice_of_an_own_history_of_the_same_use() -> Result<()> {
+    let uses: [Use; 3] = [
+        |at, _| {
+            if (540..600).contains(&(at % 1440)) {
+                16_000
+            } else {
+                4_000
+            }
+        },
+        |at, pod| if at % 90 == pod as i64 { 12_000 } else { 5_000 },
+        |at, pod| 4_000 * (1 + pod as u64) + at as u64 % 7 * 100,
+    ];
+    // The last minutes are left out, so that none passes meanwhile.
+    let times = end() - 3 * 86_400..end() - 600;
+    for used in uses {
+        let mut own = History::default();
+        for at in times.clone().step_by(60) {
+            (0..2).for_each(|pod| own.add(Mib(used(at / 60, pod)), at));
+        }
+        let own = ContainerHistory::new("main", "app:1", Mib(GPU), &own);
+        let known = times.clone();
+        let address = serve(false, move |query| {
+            let replica = |gpu: &str, pod: usize| {
+                on(query, gpu, &format!("web-5f9474c99c-x2x2{pod}"), |at| {
+                    let used = known.contains(&at).then(|| used(at / 60, pod));
+                    used.unwrap_or(0).to_string()
+                })
+            };
+            match query.starts_with("/api/v1/query_range") {
+                true => success(&[replica("GPU-n", 0), replica("GPU-o", 1)]),
+                false => {
+                    let mut other = size();
+                    other["metric"]["UUID"] = json!("GPU-o");
+                    success(&[size(), other])
+                }
+            }
+        })
+        .await?;
+        let files = Files::new("prometheus-own", &objects())?;
+        for (flag, permille) in [
+            ("", None),
+            ("--quantile p95", Some(950)),
+            ("--quantile p99", Some(990)),
+        ] {
+            let rows = rows(
+                &files,
+                &format!("--prometheus http://{address} -n ops {flag}"),
+            )
+            .await?;
+            let web = rows.iter().find(|it| it["workload"] == "deployment/web");
+            let web = web.context("no row")?;
+            let advice = own.advise(permille).context("no advice")?;
+            let mib = |key: &str| Mib((web[key].as_u64().unwrap_or_default() >> 20) / 2);
+            assert_eq!(
+                (mib("advisedBytes"), mib("limitBytes"), &web["samples"]),
+                (advice.request, advice.limit, &json!(advice.samples)),
+                "{flag}: {web:#}"
+            );
+            let notes: Vec<_> = advice.cautions.iter().map(ToString::to_string).collect();
+            assert_eq!(web["notes"], json!(notes), "{flag}");
+        }
+    }
     Ok(())
 }
 
