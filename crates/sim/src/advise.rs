@@ -1,32 +1,65 @@
-//! How good advice is, on the recorded GPU memory of real pods: learnt from the first half of each pod's time, judged
-//! on the second. Pods are put on a GPU until their requests fill it, and the minutes count in which they together use
-//! more than it has.
+//! How good advice is the next day, on the GPU memory of real pods or on [`made`] series: learnt from the past, judged on
+//! what follows. All pods are put on GPUs by first fit with their requests. Where the programs of a GPU want more than it
+//! has, an allocation fails: such a stretch of minutes is an episode.
+
+pub mod made;
+mod report;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_advice::{History, advise_at};
+use gpustow_advice::{ENOUGH, History, advise, advise_at};
 use gpustow_pack::Mib;
 use serde::Serialize;
 
 use crate::random::Random;
 use crate::report::Mean;
 use crate::trace::rows;
+pub use report::{Goal, advice_table, goals};
 
-/// Pods that were recorded for less are left out, in seconds.
-const LEAST: i64 = 10 * 3600;
-/// Draws of pods for each seed.
-const DRAWS: usize = 30;
+const MINUTE: i64 = 60;
+/// Minutes of a day.
+const DAY: usize = 1440;
+/// Orders of pods for each seed.
+const ORDERS: usize = 4;
+/// Pods that were recorded for a smaller part of the time are left out, in percent.
+const LEAST: usize = 95;
 
-/// The memory that one pod used of its GPU, in MiB, oldest first; seconds from any zero.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Series(Vec<(i64, Mib)>);
+/// The memory that pods used of their GPUs, in MiB, one number for each minute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fleet {
+    /// What it is called in tables.
+    pub name: &'static str,
+    pods: Vec<Vec<u64>>,
+    /// Is it a stretch of time that may begin at any minute, as a day may?
+    turns: bool,
+}
 
-/// The series in a CSV text with the columns `seconds,pod,mib`, in the order in which their pods first occur. Pods with
-/// less than ten hours are left out.
+impl Fleet {
+    /// How many pods there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// Are there none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    /// Minutes that are learnt from: all but a day, and no fewer than advice needs.
+    fn learnt(&self) -> usize {
+        let minutes = self.pods.first().map_or(0, Vec::len);
+        let enough = ENOUGH as usize / MINUTE as usize;
+        minutes.saturating_sub(DAY).max(enough + 1)
+    }
+}
+
+/// The series in a CSV text with the columns `seconds,pod,mib`, without those of pods that were not there all the time.
 ///
 /// # Errors
 /// If a line cannot be read; the error names it.
-pub fn series(text: &str) -> Result<Vec<Series>> {
-    let mut all: Vec<(String, Series)> = Vec::new();
+pub fn recorded(text: &str) -> Result<Fleet> {
+    let mut all: Vec<(String, Vec<(i64, u64)>)> = Vec::new();
     rows(
         text,
         ["seconds", "pod", "mib"],
@@ -39,51 +72,61 @@ pub fn series(text: &str) -> Result<Vec<Series>> {
                 })
             };
             let at = number("seconds", seconds)? as i64;
-            let used = Mib(number("mib", mib)? as u64);
+            let used = number("mib", mib)? as u64;
             let known = all.iter().position(|(name, _)| name == pod);
             let known = known.unwrap_or_else(|| {
-                all.push((pod.to_owned(), Series::default()));
+                all.push((pod.to_owned(), Vec::new()));
                 all.len() - 1
             });
-            all[known].1.0.push((at, used));
+            all[known].1.push((at / MINUTE, used));
             Ok(())
         },
     )?;
-    let mut all: Vec<Series> = all.into_iter().map(|(_, series)| series).collect();
-    all.iter_mut().for_each(|series| series.0.sort_unstable());
-    all.retain(|series| series.spans() >= LEAST);
+    let samples = || {
+        all.iter()
+            .flat_map(|(_, samples)| samples)
+            .map(|(at, _)| *at)
+    };
+    let (first, last) = samples().fold((i64::MAX, i64::MIN), |(a, b), at| (a.min(at), b.max(at)));
+    let minutes = usize::try_from(last.saturating_sub(first)).map_or(0, |it| it + 1);
+    let enough = ENOUGH as usize / MINUTE as usize;
     ensure!(
-        all.len() > 1,
-        "fewer than two pods with {} hours each: there is nothing to judge",
-        LEAST / 3600
+        (enough + 60..=366 * DAY).contains(&minutes),
+        "a trace has {} hours at least, and a year at most: advice needs {} to learn from",
+        enough / 60 + 1,
+        enough / 60
     );
-    Ok(all)
+    let pods: Vec<Vec<u64>> = all
+        .into_iter()
+        .filter_map(|(_, samples)| each_minute(samples, first, minutes))
+        .collect();
+    ensure!(
+        pods.len() > 1,
+        "fewer than two pods were there for {LEAST} % of the time: there is nothing to judge"
+    );
+    Ok(Fleet {
+        name: "trace",
+        pods,
+        turns: minutes < 2 * DAY,
+    })
 }
 
-impl Series {
-    fn spans(&self) -> i64 {
-        let ends = self.0.first().zip(self.0.last());
-        ends.map_or(0, |((first, _), (last, _))| last - first)
+/// The largest of each minute; one without a sample is like the one before. None if most are missing.
+fn each_minute(samples: Vec<(i64, u64)>, first: i64, minutes: usize) -> Option<Vec<u64>> {
+    let mut all: Vec<Option<u64>> = vec![None; minutes];
+    for (at, used) in samples {
+        let minute = all.get_mut(usize::try_from(at - first).ok()?)?;
+        *minute = (*minute).max(Some(used));
     }
-
-    fn peak(&self) -> Mib {
-        self.0
-            .iter()
-            .map(|(_, used)| *used)
-            .max()
-            .unwrap_or_default()
-    }
-
-    /// The history of the first half of the time, and the samples of the second.
-    fn halves(&self) -> (History, Vec<Mib>) {
-        let half = self.0.first().map_or(0, |(first, _)| *first) + self.spans() / 2;
-        let (first, second): (Vec<_>, Vec<_>) = self.0.iter().partition(|(at, _)| *at < half);
-        let mut history = History::default();
-        first
-            .into_iter()
-            .for_each(|(at, used)| history.add(used, at));
-        (history, second.into_iter().map(|(_, used)| used).collect())
-    }
+    // Samples may come a little less than once a minute.
+    let near = |at: usize| all[at.saturating_sub(1)..=at].iter().any(Option::is_some);
+    let seen = (0..minutes).filter(|at| near(*at)).count();
+    let mut last = all.iter().find_map(|it| *it)?;
+    let filled = all.iter().map(|it| {
+        last = it.unwrap_or(last);
+        last
+    });
+    (seen * 100 >= minutes * LEAST).then(|| filled.collect())
 }
 
 /// What pods request.
@@ -91,19 +134,22 @@ impl Series {
 pub enum Request {
     /// The most that each uses in all of its time, as if that were known.
     Peak,
+    /// What is advised.
+    Advised,
     /// What is advised at this quantile, in thousandths.
-    Advised(u32),
-    /// Half of the peak: what a user guesses who hopes for neighbours.
-    HalfPeak,
+    Quantile(u32),
+    /// The most that was used for twelve minutes of an hour.
+    Sustained,
 }
 
 impl Request {
     /// Every way that is compared.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Peak,
-        Self::Advised(990),
-        Self::Advised(950),
-        Self::HalfPeak,
+        Self::Advised,
+        Self::Quantile(990),
+        Self::Quantile(950),
+        Self::Sustained,
     ];
 
     /// The name in tables.
@@ -111,161 +157,205 @@ impl Request {
     pub fn name(self) -> String {
         match self {
             Self::Peak => "peak".to_owned(),
-            Self::Advised(permille) => format!("advice at p{}", permille / 10),
-            Self::HalfPeak => "half of peak".to_owned(),
+            Self::Advised => "advice".to_owned(),
+            Self::Quantile(permille) => format!("advice at p{}", permille / 10),
+            Self::Sustained => "window peaks".to_owned(),
         }
     }
 
     /// What a pod with this history and this peak requests on a GPU of this size.
-    fn of(self, history: &History, peak: Mib, gpu: Mib) -> Mib {
-        match self {
-            Self::Peak => peak,
-            Self::HalfPeak => Mib(peak.0 / 2),
-            Self::Advised(permille) => {
-                advise_at(history, gpu, permille).map_or(peak, |advice| advice.request)
-            }
-        }
+    fn of(self, history: &History, peak: u64, gpu: Mib) -> u64 {
+        let advice = match self {
+            Self::Peak => None,
+            Self::Advised => advise(history, gpu).map(|it| it.request),
+            Self::Quantile(permille) => advise_at(history, gpu, permille).map(|it| it.request),
+            Self::Sustained => history.sustained(),
+        };
+        advice.map_or(peak, |it| it.0).min(gpu.0)
     }
 }
 
 /// One way to request on GPUs of one size, over all seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
-    /// What pods request.
-    pub request: String,
+    /// Whose use it is.
+    pub series: &'static str,
+    /// How many pods share a history.
+    pub replicas: usize,
     /// Size of a GPU, in MiB.
     pub gpu_mib: u64,
+    /// What pods request.
+    pub request: String,
     /// Pods on a GPU, relative to requests at the peak.
     pub pods: Mean,
     /// Minutes in which the pods of a GPU use more than it has, in percent.
     pub over_pct: Mean,
+    /// Stretches of such minutes for each GPU and day: allocations that fail.
+    pub episodes: Mean,
+    /// GPUs without any, in percent.
+    pub without_pct: Mean,
+    /// Minutes in which a pod uses more than it requests, in percent.
+    pub above_pct: Mean,
+    /// The same of the pod that does so most.
+    pub worst_pod_pct: Mean,
 }
 
-/// Judges every way of requesting on GPUs of these sizes.
+/// Judges every way of requesting on GPUs of these sizes, where so many pods share a history.
 #[must_use]
 pub fn judge(
-    all: &[Series],
+    fleet: &Fleet,
+    replicas: &[usize],
     gpus: &[Mib],
     seeds: impl Iterator<Item = u64> + Clone,
 ) -> Vec<Judged> {
-    let halves: Vec<_> = all.iter().map(Series::halves).collect();
-    let later: Vec<&[Mib]> = halves.iter().map(|(_, second)| &second[..]).collect();
-    let peaks: Vec<Mib> = all.iter().map(Series::peak).collect();
-    let ways = gpus
-        .iter()
-        .flat_map(|gpu| Request::ALL.map(|request| (*gpu, request)));
-    ways.map(|(gpu, request)| {
-        let requests: Vec<Mib> = halves
-            .iter()
-            .zip(&peaks)
-            .map(|((history, _), peak)| request.of(history, *peak, gpu))
-            .collect();
-        let runs: Vec<(f64, f64)> = seeds
+    let mut judged = Vec::new();
+    for &replicas in replicas {
+        let draws: Vec<Draw> = seeds
             .clone()
-            .map(|seed| draws(&requests, &peaks, &later, gpu, seed))
+            .map(|seed| Draw::new(fleet, replicas, seed))
             .collect();
-        let (pods, over): (Vec<f64>, Vec<f64>) = runs.into_iter().unzip();
-        Judged {
-            request: request.name(),
-            gpu_mib: gpu.0,
-            pods: Mean::of(&pods),
-            over_pct: Mean::of(&over),
+        for (&gpu, request) in gpus
+            .iter()
+            .flat_map(|gpu| Request::ALL.map(|request| (gpu, request)))
+        {
+            let runs: Vec<[f64; 6]> = draws.iter().map(|it| it.judge(request, gpu)).collect();
+            let mean = |at: usize| Mean::of(&runs.iter().map(|it| it[at]).collect::<Vec<_>>());
+            judged.push(Judged {
+                series: fleet.name,
+                replicas,
+                gpu_mib: gpu.0,
+                request: request.name(),
+                pods: mean(0),
+                over_pct: mean(1),
+                episodes: mean(2),
+                without_pct: mean(3),
+                above_pct: mean(4),
+                worst_pod_pct: mean(5),
+            });
         }
-    })
-    .collect()
+    }
+    judged
 }
 
-/// Pods relative to those at the peak, and the percentage of minutes over the GPU's size, of one seed's draws.
-fn draws(requests: &[Mib], peaks: &[Mib], later: &[&[Mib]], gpu: Mib, seed: u64) -> (f64, f64) {
-    let mut random = Random::new(seed);
-    let mut order: Vec<usize> = (0..requests.len()).collect();
-    let (mut pods, mut at_peak, mut minutes, mut over) = (0, 0, 0, 0);
-    for _ in 0..DRAWS {
-        random.shuffle(&mut order);
-        let there = that_fit(&order, requests, gpu);
-        pods += there;
-        at_peak += that_fit(&order, peaks, gpu);
-        let there: Vec<&[Mib]> = order.iter().take(there).map(|&pod| later[pod]).collect();
-        let last = there.iter().map(|uses| uses.len()).min().unwrap_or(0);
-        let used = |minute: usize| {
-            there
+/// What one seed drew: when the time begins, which pods share a history, and in which orders pods come.
+struct Draw {
+    histories: Vec<History>,
+    /// By pod, which of them it has.
+    shared: Vec<usize>,
+    peaks: Vec<u64>,
+    later: Vec<Vec<u64>>,
+    orders: Vec<Vec<usize>>,
+}
+
+impl Draw {
+    fn new(fleet: &Fleet, replicas: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let pods = fleet.pods.len();
+        let mut order: Vec<usize> = (0..pods).collect();
+        let mut begin = 0;
+        // Made pods of one workload lie side by side; which recorded ones belong together is unknown.
+        if fleet.turns {
+            random.shuffle(&mut order);
+            begin = random.below(fleet.pods.first().map_or(0, Vec::len));
+        }
+        let mut shared = vec![0; pods];
+        for (place, &pod) in order.iter().enumerate() {
+            shared[pod] = place / replicas.max(1);
+        }
+        let turned = fleet.pods.iter().map(|used| {
+            let (head, tail) = used.split_at(begin);
+            [tail, head].concat()
+        });
+        let turned: Vec<Vec<u64>> = turned.collect();
+        let learnt = fleet.learnt();
+        let mut histories = vec![History::default(); shared.iter().max().map_or(0, |it| it + 1)];
+        for minute in 0..learnt {
+            for (used, &at) in turned.iter().zip(&shared) {
+                histories[at].add(Mib(used[minute]), minute as i64 * MINUTE);
+            }
+        }
+        let orders = (0..ORDERS).map(|_| {
+            random.shuffle(&mut order);
+            order.clone()
+        });
+        Self {
+            orders: orders.collect(),
+            peaks: turned
                 .iter()
-                .filter_map(|uses| uses.get(minute))
-                .copied()
-                .sum()
-        };
-        minutes += last;
-        over += (0..last).map(used).filter(|used: &Mib| *used > gpu).count();
-    }
-    let part = |part: f64, of: f64| part / of.max(1.0);
-    (
-        part(pods as f64, at_peak as f64),
-        100.0 * part(over as f64, minutes as f64),
-    )
-}
-
-/// How many of the pods, taken in this order, fill the GPU.
-fn that_fit(order: &[usize], requests: &[Mib], gpu: Mib) -> usize {
-    let sums = order.iter().scan(Mib::ZERO, |sum, &pod| {
-        *sum = *sum + requests[pod];
-        Some(*sum)
-    });
-    sums.take_while(|sum| *sum <= gpu).count()
-}
-
-/// What advice is to come to on GPUs of any size.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
-    /// What pods request.
-    pub request: String,
-    /// Minutes over the GPU's size at most, in percent.
-    pub most_over_pct: f64,
-    /// Pods at least, relative to requests at the peak.
-    pub least_pods: f64,
-    /// Is it so on GPUs of every size that was judged?
-    pub met: bool,
-}
-
-/// The goals, and whether these judgements meet them.
-#[must_use]
-pub fn goals(judged: &[Judged]) -> Vec<Goal> {
-    let goal = |permille, most_over_pct, least_pods| {
-        let request = Request::Advised(permille).name();
-        let mut of_it = judged.iter().filter(|it| it.request == request);
-        let met = of_it.all(|it| it.over_pct.mean <= most_over_pct && it.pods.mean >= least_pods);
-        Goal {
-            request,
-            most_over_pct,
-            least_pods,
-            met,
+                .map(|used| used.iter().copied().max().unwrap_or(0))
+                .collect(),
+            later: turned
+                .iter()
+                .map(|used| used[learnt.min(used.len())..].to_vec())
+                .collect(),
+            histories,
+            shared,
         }
-    };
-    vec![goal(990, 0.1, 1.1), goal(950, 2.0, 1.3)]
+    }
+
+    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, and those of the worst pod.
+    fn judge(&self, request: Request, gpu: Mib) -> [f64; 6] {
+        let pods = self.peaks.iter().zip(&self.shared);
+        let requests: Vec<u64> = pods
+            .map(|(&peak, &at)| request.of(&self.histories[at], peak, gpu))
+            .collect();
+        let (mut at_peak, mut gpus, mut minutes) = (0, 0, 0);
+        let (mut over, mut episodes, mut without) = (0, 0, 0);
+        for order in &self.orders {
+            at_peak += first_fit(order, &self.peaks, gpu.0).len();
+            for there in first_fit(order, &requests, gpu.0) {
+                let used = self.over(&there, gpu.0);
+                let begins = used
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, is)| **is && (*at == 0 || !used[at - 1]));
+                let begins = begins.count();
+                gpus += 1;
+                minutes += used.len();
+                over += used.iter().filter(|it| **it).count();
+                episodes += begins;
+                without += usize::from(begins == 0);
+            }
+        }
+        let above = requests.iter().zip(&self.later).map(|(request, later)| {
+            let above = later.iter().filter(|used| *used > request).count();
+            percent(above, later.len())
+        });
+        let above: Vec<f64> = above.collect();
+        [
+            percent(at_peak, gpus) / 100.0,
+            percent(over, minutes),
+            percent(episodes * DAY, minutes) / 100.0,
+            percent(without, gpus),
+            above.iter().sum::<f64>() / above.len().max(1) as f64,
+            above.iter().copied().fold(0.0, f64::max),
+        ]
+    }
+
+    /// Of each minute, whether these pods use more than that.
+    fn over(&self, pods: &[usize], gpu: u64) -> Vec<bool> {
+        let minutes = self.later.first().map_or(0, Vec::len);
+        let used = |minute: usize| pods.iter().map(|&pod| self.later[pod][minute]).sum::<u64>();
+        (0..minutes).map(|minute| used(minute) > gpu).collect()
+    }
 }
 
-/// The judgements as a table, and which goals they meet.
-#[must_use]
-pub fn advice_table(judged: &[Judged]) -> String {
-    let mut text = format!(
-        "{:>8}  {:<14}{:>16}{:>20}\n",
-        "GPU MiB", "request", "pods", "minutes over, %"
-    );
-    for it in judged {
-        let (pods, over) = (&it.pods, &it.over_pct);
-        text += &format!(
-            "{:>8}  {:<14}{:>16}{:>20}\n",
-            it.gpu_mib,
-            it.request,
-            format!("{:.2} ±{:.2}", pods.mean, pods.ci95),
-            format!("{:.3} ±{:.3}", over.mean, over.ci95),
-        );
+fn percent(part: usize, of: usize) -> f64 {
+    100.0 * part as f64 / of.max(1) as f64
+}
+
+/// The pods of each GPU.
+fn first_fit(order: &[usize], requests: &[u64], gpu: u64) -> Vec<Vec<usize>> {
+    let mut gpus: Vec<(u64, Vec<usize>)> = Vec::new();
+    for &pod in order {
+        let wanted = requests[pod];
+        match gpus.iter_mut().find(|(held, _)| held + wanted <= gpu) {
+            Some((held, pods)) => {
+                *held += wanted;
+                pods.push(pod);
+            }
+            None => gpus.push((wanted, vec![pod])),
+        }
     }
-    for it in goals(judged) {
-        let met = if it.met { "met" } else { "missed" };
-        text += &format!(
-            "goal {met}: {}, at most {} % of minutes over and at least {} times the pods\n",
-            it.request, it.most_over_pct, it.least_pods
-        );
-    }
-    text
+    gpus.into_iter().map(|(_, pods)| pods).collect()
 }

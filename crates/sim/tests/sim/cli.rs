@@ -262,7 +262,7 @@ fn the_mix_may_change_on_the_way() -> Result<()> {
     Ok(())
 }
 
-/// Two pods for a day: one uses 8000 MiB and now and then 30000, the other 20000 throughout.
+/// Two pods for a day: one uses 8000 MiB and now and then 30000, the other 20000 all the time.
 fn recorded_use(now_and_then: usize) -> String {
     let mut text = "seconds,pod,mib\n".to_owned();
     for minute in 0..1440 {
@@ -276,34 +276,70 @@ fn recorded_use(now_and_then: usize) -> String {
     text
 }
 
+/// The judgements that `advise` prints as JSON.
+fn judged(args: &[&str]) -> Result<Value> {
+    let args = [&["advise", "--output", "json"], args].concat();
+    Ok(serde_json::from_str(&printed(sim(&args).output()?)?)?)
+}
+
+/// A mean of the first judgement of this series and request.
+fn mean(document: &Value, series: &str, request: &str, of: &str) -> Result<f64> {
+    let mut all = document["judged"].as_array().into_iter().flatten();
+    let found = all.find(|it| it["series"] == series && it["request"] == request);
+    let mean = found.and_then(|it| it[of]["mean"].as_f64());
+    mean.with_context(|| format!("no {of} of {request} on {series}: {document}"))
+}
+
 #[test]
-fn advise_judges_requests_on_the_half_that_it_did_not_learn_from() -> Result<()> {
+fn advise_counts_the_allocations_that_fail_on_time_that_it_did_not_learn_from() -> Result<()> {
     let folder = folder("advise")?;
     let trace = folder.join("use.csv");
-    fs::write(&trace, recorded_use(10))?;
+    fs::write(&trace, recorded_use(50))?;
     let trace = trace.display().to_string();
-    let args = [
-        "advise", "--trace", &trace, "--gpu", "40960", "--output", "json",
-    ];
-    let printed = printed(sim(&args).output()?)?;
-    let document: Value = serde_json::from_str(&printed)?;
-    ensure!(document["pods"] == 2, "{printed}");
-    let judged = document["judged"].as_array().context("no judgements")?;
-    let of = |request: &str| judged.iter().find(|it| it["request"] == request);
-    let over = |request: &str| of(request).and_then(|it| it["over_pct"]["mean"].as_f64());
+    let document = judged(&["--trace", &trace, "--gpu", "40960", "--replicas", "1"])?;
+    ensure!(document["pods"] == 2, "{document}");
+    let of = |request: &str, of: &str| mean(&document, "trace", request, of);
     // At their peaks the pods do not fit together, nor at what each exceeds in one of a hundred minutes.
-    for request in ["peak", "advice at p99", "advice at p95"] {
-        ensure!(over(request) == Some(0.0), "{request}: {printed}");
+    for request in ["peak", "advice", "advice at p99"] {
+        ensure!(of(request, "pods")? == 1.0, "{request}: {document}");
+        ensure!(of(request, "episodes")? == 0.0, "{request}: {document}");
+        ensure!(
+            of(request, "without_pct")? == 100.0,
+            "{request}: {document}"
+        );
     }
-    // At half of the peaks they do, and each tenth minute is too much.
-    let half = over("half of peak").context("no figure")?;
-    ensure!((9.0..11.0).contains(&half), "{printed}");
-    // No request puts more than one pod there at once, so that no goal is met.
-    let goals = document["goals"].as_array().context("no goals")?;
-    ensure!(
-        goals.len() == 2 && goals.iter().all(|it| it["met"] == false),
-        "{printed}"
-    );
+    // At p95 they do: each fiftieth minute is too much, and an episode of its own.
+    let p95 = |what: &str| of("advice at p95", what);
+    ensure!(p95("pods")? == 2.0, "{document}");
+    ensure!((1.9..2.1).contains(&p95("over_pct")?), "{document}");
+    ensure!((27.0..31.0).contains(&p95("episodes")?), "{document}");
+    ensure!(p95("without_pct")? == 0.0, "{document}");
+    ensure!((1.9..2.1).contains(&p95("worst_pod_pct")?), "{document}");
+    Ok(())
+}
+
+#[test]
+fn advice_holds_the_next_day_on_each_made_series() -> Result<()> {
+    let args = [
+        "--made",
+        "--gpu",
+        "81920",
+        "--replicas",
+        "4",
+        "--seeds",
+        "3",
+    ];
+    let document = judged(&args)?;
+    for series in ["daily", "weekly", "ramp", "leak", "roll-out", "unequal"] {
+        let episodes = mean(&document, series, "advice", "episodes")?;
+        ensure!(episodes <= 0.2, "{series}: {episodes}");
+        let above = mean(&document, series, "advice", "worst_pod_pct")?;
+        ensure!(above <= 4.0, "{series}: {above}");
+    }
+    for series in ["daily", "weekly", "ramp"] {
+        let episodes = mean(&document, series, "advice at p95", "episodes")?;
+        ensure!(episodes > 1.0, "{series}: {episodes}");
+    }
     Ok(())
 }
 
@@ -318,7 +354,7 @@ fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
         ("seconds,pod,mib\n1,p\n", "line 2: 2 fields, expected 3"),
         (
             "seconds,pod,mib\n1,p,5\n",
-            "fewer than two pods with 10 hours each",
+            "a trace has 19 hours at least, and a year at most",
         ),
     ] {
         fs::write(&trace, text)?;
