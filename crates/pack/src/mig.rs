@@ -2,9 +2,11 @@
 //!
 //! An instance of a profile takes slices that lie side by side, and starts only where the driver allows it. Of the places
 //! that are free, it takes the one that leaves most sets of further instances possible. To weigh the sets by which sizes
-//! are requested places no more of them: a test compares both.
+//! are requested places no more of them: a test compares both. Of the profiles with the same memory it is the one with most
+//! compute that may start there: this leaves the same sets possible, since slices of memory are what runs out.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -14,6 +16,8 @@ use crate::Mib;
 pub const MAX_SLICES: u32 = 8;
 /// Profiles of different sizes that are told apart; no card has more.
 const SIZES: usize = 6;
+/// Profiles that are told apart, those of one size with more compute included.
+const KINDS: usize = 2 * SIZES;
 /// Kinds of cards whose tables a thread remembers.
 const TABLES: usize = 16;
 
@@ -54,10 +58,13 @@ pub fn mask(start: u32, slices: u32) -> u8 {
     }
 }
 
-/// The profiles of a card, of each size the one with least compute, smallest first.
+/// The profiles of a card, smallest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Geometry {
+    /// Of each size the one with least compute.
     profiles: [Profile; SIZES],
+    /// All of them.
+    kinds: [Profile; KINDS],
     /// Memory of one slice, in the profile that gets most of it.
     slice: Mib,
 }
@@ -71,16 +78,21 @@ impl Geometry {
         });
         let sorted: BTreeSet<Profile> = usable.collect();
         let mut known = [Profile::default(); SIZES];
+        let mut kinds = [Profile::default(); KINDS];
         let mut count = 0;
-        for profile in sorted {
+        for (kind, profile) in sorted.into_iter().enumerate() {
             let is_new = count == 0 || known[count - 1].slices < profile.slices;
             if is_new && count < SIZES {
                 known[count] = profile;
                 count += 1;
             }
+            if let Some(place) = kinds.get_mut(kind) {
+                *place = profile;
+            }
         }
         let mut geometry = Self {
             profiles: known,
+            kinds,
             slice: Mib::ZERO,
         };
         let shares = geometry
@@ -107,6 +119,14 @@ impl Geometry {
     pub fn profile(&self, mib: Mib) -> Option<Profile> {
         self.profiles()
             .find(|profile| u64::from(profile.mib) >= mib.0)
+    }
+
+    /// The profile with the same memory that has most compute and may start there.
+    fn richest(&self, profile: Profile, start: u32) -> Profile {
+        let same = |it: &&Profile| (it.slices, it.mib) == (profile.slices, profile.mib);
+        let all = self.kinds.iter().filter(same);
+        let all = all.filter(|it| it.mask(start).is_some());
+        all.max_by_key(|it| it.compute).copied().unwrap_or(profile)
     }
 
     /// For each mask of slices in use, how many different sets of instances fit beside them.
@@ -183,7 +203,8 @@ impl Slices {
         self.blocked | self.taken
     }
 
-    /// Where an instance that holds so much goes: where most sets of others still fit beside it, then at the first slice.
+    /// Where an instance that holds so much goes: where most sets of others still fit beside it, then where it gets most
+    /// compute, then at the first slice.
     #[must_use]
     pub fn place(&self, mib: Mib) -> Option<Piece> {
         let profile = self.geometry.profile(mib)?;
@@ -193,11 +214,11 @@ impl Slices {
         let futures = self.geometry.remembered();
         let of = |mask: u8| futures.get(usize::from(mask)).copied().unwrap_or(0);
         let pieces = places.map(|(start, mask)| Piece {
-            profile,
+            profile: self.geometry.richest(profile, start),
             start: start as u8,
             lost: of(used).saturating_sub(of(used | mask)),
         });
-        pieces.min_by_key(|piece| (piece.lost, piece.start))
+        pieces.min_by_key(|piece| (piece.lost, Reverse(piece.profile.compute), piece.start))
     }
 
     /// Could an instance that holds so much be made now?

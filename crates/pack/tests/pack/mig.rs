@@ -120,10 +120,10 @@ fn the_table_counts_every_set_that_fits_beside_every_mask() {
 proptest! {
     #[test]
     fn an_instance_goes_where_most_sets_still_fit(
-        rows in prop::collection::vec((1..=4_u8, 1..=7_u8, 1..100_u32, any::<u8>()), 1..5),
+        rows in prop::collection::vec((1..=4_u8, 1..=7_u8, 1..6_u32, any::<u8>()), 1..7),
         taken in any::<u8>(),
         blocked in any::<u8>(),
-        asked in 1..100_u64,
+        asked in 1..6_u64,
     ) {
         let profiles: Vec<_> = rows
             .into_iter()
@@ -148,8 +148,13 @@ proptest! {
         let best = may.iter().map(|mask| left(*mask)).max();
         let piece = slices.place(Mib(asked));
         prop_assert_eq!(piece.map(|piece| left(piece.mask())), best);
-        if let Some(Piece { profile, lost, .. }) = piece {
-            prop_assert_eq!(Some(&profile), wanted);
+        if let Some(Piece { profile, lost, start }) = piece {
+            // The same memory, and no profile that may start there has more compute.
+            let wanted = wanted.unwrap();
+            let same = |it: &&Profile| (it.slices, it.mib) == (wanted.slices, wanted.mib);
+            let there = usable.iter().filter(same).filter(|it| it.starts >> start & 1 == 1);
+            prop_assert_eq!(there.clone().map(|it| it.compute).max(), Some(profile.compute));
+            prop_assert!(there.clone().any(|it| *it == profile));
             prop_assert_eq!(lost as usize, left(0) - best.unwrap_or(0));
         }
     }
@@ -228,6 +233,49 @@ fn in_whatever_order_up_to_seven_requests_come_few_that_would_fit_do_not() {
             }
         });
         assert!(not <= missed && tried > 12, "{not} of {tried}");
+    }
+}
+
+/// Of instances that fill a card, the most compute that the same starts and sizes could have.
+fn most_compute(profiles: &[Profile], pieces: &[Piece]) -> u32 {
+    let most = |piece: &Piece| {
+        let same = profiles.iter().filter(|it| it.mib == piece.profile.mib);
+        let there = same.filter(|it| it.starts >> piece.start & 1 == 1);
+        there.map(|it| u32::from(it.compute)).max().unwrap_or(0)
+    };
+    pieces.iter().map(most).sum()
+}
+
+#[test]
+fn no_compute_slice_idles_while_all_memory_is_given_and_none_is_given_twice() {
+    for (rows, slices) in [(H100, 7), (A100, 7), (A30, 4)] {
+        let (geometry, profiles) = (geometry(rows), profiles(rows));
+        let mut full = 0;
+        every_sequence(&sizes(rows), 7, &mut Vec::new(), &mut |asked| {
+            let mut card = empty(geometry);
+            let mut pieces = Vec::new();
+            for mib in asked {
+                let Some(piece) = card.place(*mib) else {
+                    // Memory is missing, and never compute: no profile of that size could start.
+                    let wanted = geometry.profile(*mib).unwrap();
+                    assert!(masks(wanted).iter().all(|mask| mask & card.taken != 0));
+                    continue;
+                };
+                card.taken |= piece.mask();
+                pieces.push(piece);
+            }
+            let compute = pieces
+                .iter()
+                .map(|it| u32::from(it.profile.compute))
+                .sum::<u32>();
+            assert!(compute <= slices, "{asked:?}: {pieces:?}");
+            assert_eq!(compute, most_compute(&profiles, &pieces), "{asked:?}");
+            if card.taken == geometry.all() {
+                assert_eq!(compute, slices, "{asked:?}: {pieces:?}");
+                full += 1;
+            }
+        });
+        assert!(full > 10, "{full}");
     }
 }
 
