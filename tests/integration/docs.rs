@@ -19,7 +19,7 @@ use crate::policies::pod;
 use crate::support::{gpustow, repository};
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 23] = [
+const NOT_RUN: [(&str, &str); 24] = [
     ("kubectl annotate pod my-model", "asleep.rs does it"),
     ("kubectl wait pod my-model", "asleep.rs does it"),
     ("git clone", "this is the repository"),
@@ -51,6 +51,7 @@ const NOT_RUN: [(&str, &str); 23] = [
         "cargo run --package gpustow-generate",
         "writes below /etc; the generator is tested in its crate",
     ),
+    ("cargo test --test simulate of_300", "make test runs it"),
     ("sed -i s,gpustow.dev", "writes below /etc"),
     ("kubectl top", "no metrics server"),
     ("kubectl port-forward", "no kubelet runs the pods"),
