@@ -123,5 +123,9 @@ async fn readme_shows_what_is_printed() -> Result<()> {
         let shown = format!("$ kubectl gpustow {command}\n{printed}```");
         ensure!(page.contains(&shown), "README should have\n{shown}");
     }
+    let why = read("crates/kubectl-gpustow/tests/golden/why-team-a-large.txt")?;
+    let (why, _) = why.split_once("\n\nTo make room").context("no end")?;
+    let shown = format!("$ kubectl gpustow why POD\n{why}\n```");
+    ensure!(page.contains(&shown), "README should have\n{shown}");
     Ok(())
 }
