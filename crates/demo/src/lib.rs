@@ -6,6 +6,7 @@
 mod animation;
 mod api_server;
 mod device_plugin;
+mod drawing;
 mod picture;
 mod progress;
 mod report;
@@ -32,7 +33,7 @@ use device_plugin::{Cluster, Sharing};
 use picture::Frame;
 use progress::Progress;
 use report::{Row, over_seeds, summary};
-use workload::{SPAN, Workload};
+use workload::{Mix, SPAN, Workload};
 use world::World;
 
 /// Compare gpustow's packing with whole GPUs and time-slicing on a simulated cluster.
@@ -58,9 +59,17 @@ pub struct Args {
     #[arg(long, default_value_t = 420, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub pods: u32,
 
-    /// Compare this policy with the others
+    /// Place gpustow's pods by this policy
     #[arg(long, default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
+
+    /// Compare the policy with gpustow's other policies, too
+    #[arg(long)]
+    pub policies: bool,
+
+    /// Draw the pods and the nodes from this mix
+    #[arg(long, value_enum, default_value_t)]
+    workload: Mix,
 
     /// Write an animated picture (SVG) of the policy beside whole GPUs
     #[arg(long, value_name = "FILE", conflicts_with = "seeds")]
@@ -70,7 +79,14 @@ pub struct Args {
 impl Args {
     fn workload(&self, seed: u64) -> Result<Workload> {
         let pods = usize::try_from(self.pods)?;
-        Ok(Workload::new(seed, self.nodes.into(), pods))
+        Ok(Workload::new(self.workload, seed, self.nodes.into(), pods))
+    }
+
+    fn compared(&self) -> &[PolicyKind] {
+        match self.policies {
+            true => &PolicyKind::ALL,
+            false => std::slice::from_ref(&self.policy),
+        }
     }
 }
 
@@ -83,6 +99,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for number in 0..args.seeds {
         let seed = args.seed.wrapping_add(number.into());
         let workload = Arc::new(args.workload(seed)?);
+        if number == 0 {
+            println!("{}", report::heading(args, &workload));
+        }
         let (rows, frames) = simulate(args, seed, &workload)?;
         if let Some(file) = &args.picture {
             let whole = animation::frames(&mut Cluster::new(Sharing::Whole, &workload));
@@ -90,7 +109,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             std::fs::write(file, picture).with_context(|| file.display().to_string())?;
         }
         if args.seeds == 1 {
-            print!("{}", summary(args, seed, workload.gpus, &rows));
+            let mut whole = Cluster::new(Sharing::Whole, &workload);
+            print!("{}", drawing::side_by_side(&mut whole, &frames));
+            print!("{}", summary(&rows));
         } else {
             eprintln!("{} of {} seeds", number + 1, args.seeds);
         }
@@ -109,15 +130,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Runs every policy on paused time, each on a thread of its own: a row for each and for the device plugin, and what
 /// the compared policy's cluster looked like.
 fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
-    let runtimes = runtimes(seed, PolicyKind::ALL.len())?;
-    let (progress, (done, end)) = (Progress::default(), mpsc::channel());
-    let heading = format!(
-        "simulating {}, under each policy",
-        report::heading(args, seed, workload.gpus)
-    );
+    let runtimes = runtimes(seed, args.compared().len())?;
+    let (progress, (done, end)) = (Progress::of(args.compared()), mpsc::channel());
     let mut lives = thread::scope(|scope| {
         let (progress, _done) = (&progress, done);
-        scope.spawn(move || progress.tell(&heading, &end));
+        scope.spawn(move || progress.tell(&end));
         let lives = progress.each().zip(runtimes);
         let lives = lives.map(|((policy, lived), runtime)| {
             scope.spawn(move || {
@@ -133,13 +150,16 @@ fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row
     })?;
     lives.sort_by_key(|(policy, ..)| *policy != args.policy);
     let frames = lives.first().map(|(_, _, frames)| frames.clone());
-    let mut rows: Vec<Row> = lives.into_iter().map(|(_, row, _)| row).collect();
-    for sharing in Sharing::ALL {
+    let plugin = Sharing::ALL.map(|sharing| {
         let mut cluster = Cluster::new(sharing, workload);
         cluster.live(SPAN);
-        rows.push(Row::of_device_plugin(&cluster));
-    }
-    Ok((rows, frames.unwrap_or_default()))
+        Row::of_device_plugin(&cluster)
+    });
+    let ours = lives.into_iter().map(|(_, row, _)| row);
+    Ok((
+        plugin.into_iter().chain(ours).collect(),
+        frames.unwrap_or_default(),
+    ))
 }
 
 async fn one(

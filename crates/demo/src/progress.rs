@@ -14,25 +14,32 @@ use super::workload::SPAN;
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// How far the cluster of each policy is.
-#[derive(Debug, Default)]
-pub(crate) struct Progress([AtomicU64; PolicyKind::ALL.len()]);
+#[derive(Debug)]
+pub(crate) struct Progress(Vec<(PolicyKind, AtomicU64)>);
 
 impl Progress {
-    /// Each policy, and the virtual seconds that its cluster has lived.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (PolicyKind, &AtomicU64)> {
-        PolicyKind::ALL.into_iter().zip(&self.0)
+    pub(crate) fn of(policies: &[PolicyKind]) -> Self {
+        let each = policies.iter().map(|policy| (*policy, AtomicU64::new(0)));
+        Self(each.collect())
     }
 
-    /// Writes `heading`, then a line each second until the sender is dropped. On a terminal the last line stays alone.
-    pub(crate) fn tell(&self, heading: &str, end: &Receiver<()>) {
-        // A closed standard error is no reason to stop.
-        let _ = writeln!(stderr(), "{heading}");
+    /// Each policy, and the virtual seconds that its cluster has lived.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (PolicyKind, &AtomicU64)> {
+        self.0.iter().map(|(policy, lived)| (*policy, lived))
+    }
+
+    /// Writes a line at once and each second until the sender is dropped. On a terminal the last line stays alone.
+    pub(crate) fn tell(&self, end: &Receiver<()>) {
         let (start, stop) = match stderr().is_terminal() {
             true => ("\r\x1b[K", ""),
             false => ("", "\n"),
         };
-        while end.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+        loop {
+            // A closed standard error is no reason to stop.
             let _ = write!(stderr(), "{start}{}{stop}", self.line());
+            if end.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
         }
         let _ = write!(stderr(), "{start}");
     }
@@ -53,8 +60,8 @@ mod tests {
 
     #[test]
     fn line_names_each_policy_and_its_time() {
-        let progress = Progress::default();
-        progress.0[1].store(5400, Ordering::Relaxed);
+        let progress = Progress::of(&PolicyKind::ALL);
+        progress.0[1].1.store(5400, Ordering::Relaxed);
         let line = progress.line();
         let expected =
             "simulated of 12:00 h: tight 00:00, binpack 01:30, spread 00:00, first-fit 00:00";

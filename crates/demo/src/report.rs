@@ -9,7 +9,7 @@ use super::Args;
 use super::device_plugin::{Cluster, Sharing};
 use super::picture::Picture;
 use super::tally::Tally;
-use super::workload::{RAMP, SPAN};
+use super::workload::{RAMP, SPAN, Workload};
 use super::world::World;
 
 /// What one way to share the GPUs has come to.
@@ -24,6 +24,9 @@ pub(crate) struct Row {
     /// Pods whose program found its GPU full.
     pub(crate) failed: usize,
 }
+
+/// The row of the compared policy; the device plugin's are before it, other policies after it.
+const OURS: usize = Sharing::ALL.len();
 
 fn ours(policy: PolicyKind) -> String {
     format!("gpustow {policy}")
@@ -94,36 +97,29 @@ pub(crate) fn clock(time: Duration) -> String {
 
 /// A heading and a line per row.
 fn table(rows: &[Row]) -> Vec<String> {
-    let line = |way: &str, cells: [String; 6]| {
-        let mut line = format!("{way:17}");
-        for (cell, column) in cells.into_iter().zip([9, 10, 9, 9, 12, 11]) {
+    let line = |way: &str, cells: [String; 5]| {
+        let mut line = format!("{way:18}");
+        for (cell, column) in cells.into_iter().zip([12, 17, 14, 12, 22]) {
             line += &format!("{cell:>column$}");
         }
         line
     };
     let heading = [
-        "at once",
-        "finished",
-        "running",
-        "waiting",
-        "mean wait",
-        "allocated",
+        "pods at once",
+        "mean wait, min",
+        "pods failed",
+        "pods done",
+        "memory requested, %",
     ];
     let mut lines = vec![line("", heading.map(str::to_owned))];
     for row in rows {
-        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-        let tally = &row.tally;
+        let or_dash = |value: Option<f64>| value.map_or("-".to_owned(), |it| format!("{it:.1}"));
         let cells = [
-            or_dash(tally.mean_running().map(|mean| format!("{mean:.1}"))),
-            tally.finished.to_string(),
-            row.running.to_string(),
-            row.waiting.to_string(),
-            format!("{:.1} min", row.wait()),
-            or_dash(
-                tally
-                    .mean_allocated()
-                    .map(|mean| format!("{:.1} %", 100.0 * mean)),
-            ),
+            or_dash(row.tally.mean_running()),
+            format!("{:.1}", row.wait()),
+            row.failed.to_string(),
+            row.tally.finished.to_string(),
+            or_dash(row.tally.mean_allocated().map(|share| 100.0 * share)),
         ];
         lines.push(line(&row.way, cells));
     }
@@ -131,31 +127,29 @@ fn table(rows: &[Row]) -> Vec<String> {
 }
 
 /// What is simulated.
-pub(crate) fn heading(args: &Args, seed: u64, gpus: usize) -> String {
-    let Args { nodes, pods, .. } = args;
-    let span = clock(SPAN);
-    format!("{span} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}")
+pub(crate) fn heading(args: &Args, workload: &Workload) -> String {
+    let Args {
+        nodes, pods, seed, ..
+    } = args;
+    let (span, gpus, description) = (clock(SPAN), workload.gpus, &workload.description);
+    format!(
+        "{span} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n{description}"
+    )
 }
 
 /// What stays on the terminal after one run.
-pub(crate) fn summary(args: &Args, seed: u64, gpus: usize, rows: &[Row]) -> String {
-    let mut lines = vec![heading(args, seed, gpus) + "\n"];
-    lines.extend(table(rows));
+pub(crate) fn summary(rows: &[Row]) -> String {
+    let mut lines = table(rows);
     lines.push(format!(
-        "\nat once: pods that run, mean from {} on. running and waiting: at the end. mean wait: simulated time until\n\
-         a pod starts. allocated: GPU memory that running pods requested, mean from {0} on.",
+        "\npods at once, memory requested: means from {} h on, of running pods on all GPUs. mean wait: simulated\n\
+         time until a pod starts. pods failed: they found their GPU full, and started again.",
         clock(RAMP)
     ));
-    for row in rows.iter().filter(|row| row.failed > 0) {
-        lines.push(format!(
-            "{} gives a GPU to 4 pods and counts no memory: {} pods found theirs full, failed and started again.",
-            row.way, row.failed
-        ));
-    }
     if rows.iter().all(Row::is_sound) {
         lines.push("No GPU was over-committed, no pod was lost.".to_owned());
     }
     lines.extend(factor(&[rows.to_vec()]));
+    lines.push("Next: make demo ARGS=\"--workload large\", or make cluster for a real control plane (docs/quickstart.md).".to_owned());
     lines.join("\n") + "\n"
 }
 
@@ -165,9 +159,9 @@ fn each<'a>(all: &'a [Vec<Row>], way: &'a str) -> impl Iterator<Item = &'a Row> 
         .filter_map(move |rows| rows.iter().find(|row| row.way == way))
 }
 
-/// How many times as many pods run with the first row's policy as with whole GPUs.
+/// How many times as many pods run with the compared policy as with whole GPUs.
 fn factor(all: &[Vec<Row>]) -> Option<String> {
-    let way = &all.first()?.first()?.way;
+    let way = &all.first()?.get(OURS)?.way;
     let pairs = each(all, way).zip(each(all, Sharing::Whole.name()));
     let at_once: Vec<(f64, f64)> = pairs
         .map(|(row, whole)| (row.at_once(), whole.at_once()))
@@ -274,11 +268,12 @@ pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
         let (at_once, wait, share) = (cell(Row::at_once), cell(Row::wait), cell(Row::share));
         lines.push(format!("{way:17}{at_once:>18}{wait:>20}{share:>20}"));
     }
-    if let Some(first) = rows.first() {
-        let policies = PolicyKind::ALL.map(ours);
-        let others = policies.iter().filter(|way| **way != first.way);
+    if let Some([first, others @ ..]) = rows.get(OURS..)
+        && !others.is_empty()
+    {
+        let others = others.iter();
         let others: Vec<Against> = others
-            .map(|other| Against::of(all, &first.way, other))
+            .map(|other| Against::of(all, &first.way, &other.way))
             .collect();
         lines.push(format!("\n{}", verdict(&first.way, &others, all.len())));
     }

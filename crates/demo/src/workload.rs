@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -81,6 +82,44 @@ const fn kind(name: &'static str, share: u32, gib: (u64, u64), gpus: usize) -> K
     }
 }
 
+/// Which pods come, and to which nodes.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub(crate) enum Mix {
+    /// Most pods need a part of a GPU; nodes have GPUs of 16 to 80 GiB
+    #[default]
+    Small,
+    /// Most pods need most of a GPU, and some 8 GPUs; all nodes have 8 GPUs of 80 GiB
+    Large,
+}
+
+impl Mix {
+    fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Small => &KINDS,
+            Self::Large => &LARGE,
+        }
+    }
+
+    fn nodes(self, count: usize) -> impl Iterator<Item = &'static Hardware> {
+        let different = match self {
+            Self::Small => NODES.len(),
+            Self::Large => 1,
+        };
+        NODES.iter().take(different).cycle().take(count)
+    }
+}
+
+const LARGE: [Kind; 5] = [
+    kind("chat", 25, (16, 36), 1),
+    kind("llm", 35, (44, 76), 1),
+    kind("serve", 20, (60, 76), 2),
+    kind("tune", 12, (64, 76), 4),
+    Kind {
+        exclusive: true,
+        ..kind("pretrain", 8, (70, 80), 8)
+    },
+];
+
 const KINDS: [Kind; 7] = [
     kind("embed", 22, (3, 6), 1),
     kind("chat", 26, (10, 16), 1),
@@ -131,13 +170,15 @@ pub(crate) struct Workload {
     pub(crate) pods: Vec<Arrival>,
     /// Cards of all nodes.
     pub(crate) gpus: usize,
+    /// What they are, in a line.
+    pub(crate) description: String,
 }
 
 impl Workload {
     /// The same for the same arguments.
-    pub(crate) fn new(seed: u64, nodes: usize, pods: usize) -> Self {
+    pub(crate) fn new(mix: Mix, seed: u64, nodes: usize, pods: usize) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let hardware = || NODES.iter().cycle().take(nodes);
+        let hardware = || mix.nodes(nodes);
         let cards = || hardware().flat_map(|node| node.cards);
         let capacity: u64 = cards().map(|(_, mib)| mib).sum();
         let mut times: Vec<Duration> = (0..pods)
@@ -152,7 +193,7 @@ impl Workload {
             .into_iter()
             .zip(0..)
             .map(|(at, number)| {
-                let (arrival, mib) = arrival(&mut random, number, at);
+                let (arrival, mib) = arrival(mix.kinds(), &mut random, number, at);
                 demand += arrival.runs_for.mul_f64(mib).as_secs_f64();
                 arrival
             })
@@ -167,14 +208,43 @@ impl Workload {
             nodes: hardware().enumerate().map(|(n, it)| node(n, *it)).collect(),
             pods: drawn,
             gpus: cards().count(),
+            description: describe(mix, cards()),
         }
     }
 }
 
+/// The GPUs, and the pods.
+fn describe(mix: Mix, cards: impl Iterator<Item = &'static (&'static str, u64)>) -> String {
+    let mut gpus: Vec<(usize, &str)> = Vec::new();
+    for (model, _) in cards {
+        match gpus.iter_mut().find(|(_, known)| known == model) {
+            Some((count, _)) => *count += 1,
+            None => gpus.push((1, model)),
+        }
+    }
+    let gpus = gpus.iter().map(|(count, model)| format!("{count} {model}"));
+    let pods = mix.kinds().iter().map(|kind| {
+        let (gpus, (least, most)) = (kind.gpus, kind.gib);
+        let gpus = if gpus > 1 {
+            format!("{gpus} × ")
+        } else {
+            String::new()
+        };
+        format!("{} % {} {gpus}{least} to {most} GiB", kind.share, kind.name)
+    });
+    let (gpus, pods) = (gpus.collect::<Vec<_>>(), pods.collect::<Vec<_>>());
+    format!("GPUs: {}. Pods: {}.", gpus.join(", "), pods.join(", "))
+}
+
 /// A pod, and the MiB that it holds.
-fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
-    let mut draw = random.random_range(0..KINDS.iter().map(|kind| kind.share).sum());
-    let kind = KINDS.iter().find(|kind| {
+fn arrival(
+    kinds: &'static [Kind],
+    random: &mut StdRng,
+    number: usize,
+    at: Duration,
+) -> (Arrival, f64) {
+    let mut draw = random.random_range(0..kinds.iter().map(|kind| kind.share).sum());
+    let kind = kinds.iter().find(|kind| {
         let found = draw < kind.share;
         draw = draw.saturating_sub(kind.share);
         found
@@ -222,7 +292,11 @@ fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
         priority: kind.priority,
         pod,
     };
-    let held = if kind.exclusive { 81_920 } else { mib };
+    let held = if kind.exclusive {
+        81_920 * kind.gpus as u64
+    } else {
+        mib
+    };
     (arrival, held as f64)
 }
 
@@ -254,14 +328,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload() {
-        let one = Workload::new(7, 6, 50);
-        assert_eq!(one, Workload::new(7, 6, 50));
-        assert_ne!(one, Workload::new(8, 6, 50));
+        let one = Workload::new(Mix::Small, 7, 6, 50);
+        assert_eq!(one, Workload::new(Mix::Small, 7, 6, 50));
+        assert_ne!(one, Workload::new(Mix::Small, 8, 6, 50));
     }
 
     #[test]
     fn pods_come_in_order_within_the_span() {
-        let workload = Workload::new(1, 3, 200);
+        let workload = Workload::new(Mix::Small, 1, 3, 200);
         assert_eq!((workload.pods.len(), workload.gpus), (200, 16));
         assert!(workload.pods.is_sorted_by_key(|pod| pod.at));
         assert!(

@@ -23,33 +23,40 @@ fn printed(args: &[&str]) -> Result<String> {
     Ok(text)
 }
 
-/// The counts of a row of the table: finished, running, waiting.
-fn counts(text: &str, way: &str) -> Result<[usize; 3]> {
-    let row = text.lines().find_map(|line| line.strip_prefix(way));
-    let row = row.with_context(|| format!("no row {way}: {text}"))?;
-    let mut cells = row.split_whitespace().skip(1);
-    let mut next = || {
-        anyhow::Ok(
-            cells
-                .next()
-                .context("a column is missing")?
-                .parse::<usize>()?,
-        )
-    };
-    Ok([next()?, next()?, next()?])
+#[test]
+fn every_pod_is_accounted_for_in_every_row() -> Result<()> {
+    for mix in ["small", "large"] {
+        let text = printed(&["--nodes=2", "--pods=60", "--policies", "--workload", mix])?;
+        let policies = gpustow_pack::PolicyKind::ALL.map(|policy| format!("gpustow {policy} "));
+        let plugins = ["time-slicing", "whole GPUs "].map(str::to_owned);
+        for way in policies.iter().chain(&plugins) {
+            let row = text.lines().find(|line| line.starts_with(way));
+            let row = row.with_context(|| format!("no row {way}: {text}"))?;
+            let done = row.split_whitespace().rev().nth(1).context("no column")?;
+            assert!(done.parse::<usize>()? > 0, "{text}");
+        }
+        // The demo fails if the pods of a row do not add up.
+        assert!(text.contains("No GPU was over-committed, no pod was lost."));
+    }
+    Ok(())
 }
 
 #[test]
-fn every_pod_is_accounted_for_in_every_row() -> Result<()> {
-    let text = printed(&["--nodes=2", "--pods=60"])?;
-    let policies = gpustow_pack::PolicyKind::ALL.map(|policy| format!("gpustow {policy} "));
-    let plugins = ["time-slicing", "whole GPUs"].map(str::to_owned);
-    for way in policies.iter().chain(&plugins) {
-        let [finished, running, waiting] = counts(&text, way)?;
-        assert_eq!(finished + running + waiting, 60, "{text}");
-        assert!(finished > 0, "{text}");
-    }
-    assert!(text.contains("No GPU was over-committed, no pod was lost."));
+fn a_node_is_drawn_with_whole_gpus_and_with_gpustow() -> Result<()> {
+    let text = printed(&["--nodes=1", "--pods=60"])?;
+    let bars: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("GPU "))
+        .collect();
+    assert_eq!(bars.len(), 8, "{text}");
+    let pods = |from: usize, to: usize| {
+        let bars = bars.iter().filter_map(|bar| bar.get(from..to));
+        bars.flat_map(str::chars)
+            .filter(char::is_ascii_uppercase)
+            .count()
+    };
+    let (whole, ours) = (pods(7, 39), pods(41, 73));
+    assert!(whole <= 8 && ours > whole, "{text}");
     Ok(())
 }
 
@@ -105,10 +112,14 @@ fn another_seed_gives_another_table() -> Result<()> {
 }
 
 #[test]
-fn the_last_line_is_the_factor_of_pods_that_run() -> Result<()> {
+fn the_last_lines_are_the_factor_of_pods_that_run_and_the_next_command() -> Result<()> {
     let text = printed(&["--nodes=2", "--pods=60"])?;
-    let last = text.lines().last().context("nothing")?;
+    let mut last = text.lines().rev();
+    let next = last.next().context("nothing")?;
+    assert!(next.starts_with("Next: make "), "{text}");
     let factor = last
+        .next()
+        .context("no factor")?
         .strip_prefix("gpustow tight runs ")
         .context(text.clone())?;
     let (factor, _) = factor
@@ -120,7 +131,7 @@ fn the_last_line_is_the_factor_of_pods_that_run() -> Result<()> {
 
 #[test]
 fn only_several_seeds_give_a_verdict() -> Result<()> {
-    let text = printed(&["--nodes=1", "--pods=40", "--seeds=3"])?;
+    let text = printed(&["--nodes=1", "--pods=40", "--seeds=3", "--policies"])?;
     assert_eq!(text.matches("the spread of 3 seeds").count(), 1, "{text}");
     let last = text.lines().last().context("nothing")?;
     assert!(last.ends_with("over 3 seeds."), "{text}");
@@ -151,9 +162,16 @@ fn progress_is_told_from_the_start_on() -> Result<()> {
     let output = demo(&["--nodes=1", "--pods=40"]).output()?;
     let error = String::from_utf8(output.stderr)?;
     let first = error.lines().next().context("nothing")?;
-    assert_eq!(
-        first,
-        "simulating 12:00 h with 40 pods on 1 nodes with 8 GPUs, seed 42, under each policy"
+    let expected = "simulated of 12:00 h: tight 00:00";
+    assert_eq!(first, expected);
+    let text = String::from_utf8(output.stdout)?;
+    let mut lines = text.lines();
+    let heading = "12:00 h with 40 pods on 1 nodes with 8 GPUs, seed 42";
+    assert_eq!(lines.next(), Some(heading));
+    let pods = lines.next().context("no pods")?;
+    assert!(
+        pods.starts_with("GPUs: 8 H100 80 GiB. Pods: 22 % embed 3 to 6 GiB, "),
+        "{pods}"
     );
     Ok(())
 }
