@@ -18,7 +18,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("pack", &["crates/pack"], 2_475),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_967),
-    ("demo", &["crates/demo"], 1_638),
+    ("demo", &["crates/demo"], 1_765),
     ("inspect", &["crates/inspect"], 1_704),
     ("simulated NVML", &["crates/fake-nvml"], 1_237),
     ("generate", &["crates/generate"], 989),
