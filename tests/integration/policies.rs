@@ -164,8 +164,12 @@ async fn an_asking_container_is_told_what_it_may_use() -> Result<()> {
         (container.name.clone(), env.collect::<Vec<_>>().join(" "))
     });
     let told: Vec<_> = told.collect();
-    let mib =
-        |name: &str| format!("GPUSTOW_MEM_MIB=metadata.annotations['mib.gpustow.dev/{name}']");
+    let mib = |name: &str| {
+        format!(
+            "GPUSTOW_MEM_MIB=metadata.annotations['mib.gpustow.dev/{name}'] \
+             GPUSTOW_MEM_BYTES=metadata.annotations['bytes.gpustow.dev/{name}']"
+        )
+    };
     let share =
         |name: &str| format!("GPUSTOW_MEM_SHARE=metadata.annotations['share.gpustow.dev/{name}']");
     let devices = |name: &str| format!("{}={}", names::VISIBLE_DEVICES, path_of(name));

@@ -35,6 +35,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::GPU_ANTI_AFFINITY,
         names::COMPUTE_PERCENT,
         names::ISOLATION,
+        names::START,
         names::POLICY,
         names::MADE_FOR,
     ];
