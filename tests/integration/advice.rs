@@ -125,7 +125,8 @@ async fn nodes(case: &Case) -> Result<()> {
         (gpu.total_mib, gpu.healthy) = (0, false);
         gpu.reason = Some("shares the host's memory: set --unified-memory-mib".to_owned());
     };
-    let kinds: [(&str, &[u64], &dyn Fn(&mut Gpu)); 7] = [
+    type Kind<'k> = (&'k str, &'k [u64], &'k dyn Fn(&mut Gpu));
+    let kinds: [Kind<'_>; 7] = [
         ("n", &[81920; 4], &holds),
         ("unlimited", &[81920], &|_| {}),
         ("mps", &[40960], &|gpu| gpu.mps = true),
@@ -361,7 +362,7 @@ async fn advice_is_followed_and_the_pod_runs() -> Result<()> {
         if heard.iter().any(|said| is_of(said, &text)) {
             continue;
         }
-        match by_hand.iter_mut().find(|(part, _)| advice.contains(&*part)) {
+        match by_hand.iter_mut().find(|(part, _)| advice.contains(&part[..])) {
             Some((_, count)) => *count += 1,
             None => wrong.push(advice),
         }
