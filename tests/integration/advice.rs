@@ -362,7 +362,10 @@ async fn advice_is_followed_and_the_pod_runs() -> Result<()> {
         if heard.iter().any(|said| is_of(said, &text)) {
             continue;
         }
-        match by_hand.iter_mut().find(|(part, _)| advice.contains(&part[..])) {
+        match by_hand
+            .iter_mut()
+            .find(|(part, _)| advice.contains(&part[..]))
+        {
             Some((_, count)) => *count += 1,
             None => wrong.push(advice),
         }

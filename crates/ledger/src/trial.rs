@@ -260,6 +260,11 @@ impl<'k> Trial<'k> {
         })
     }
 
+    /// Pods that come to the node start from now on.
+    fn count_starts(&mut self, spot: usize) {
+        self.spots[spot].left.count_starts();
+    }
+
     /// The pod comes to the node and gets these GPUs.
     pub(crate) fn take(&mut self, pod: &PodFacts, on: &str, charges: Charges<'_>) {
         if let Ok(spot) = self.spot(on, pod, &mut Budget::all()) {

@@ -105,6 +105,10 @@ impl<'k> Trial<'k> {
         kept.sort_unstable_by_key(|it| (Reverse(it.pod.priority), it.pod.created, &it.pod.uid));
         let mut later = self.once_left(name, &kept);
         let spot = later.spot(name, asker, budget)?;
+        if self.starts {
+            // Those that start are over by then; those for which room is kept start.
+            later.count_starts(spot);
+        }
         for Other { pod, earmark } in kept {
             let charges = match earmark.filter(|it| !it.cards().is_empty()) {
                 Some(earmark) => node.charges(earmark.cards()),

@@ -85,6 +85,11 @@ impl Left {
         self
     }
 
+    /// Pods that come start.
+    pub(super) fn count_starts(&mut self) {
+        self.starts = true;
+    }
+
     pub(crate) fn view(&self) -> &NodeGpus {
         &self.view
     }

@@ -11,6 +11,7 @@ use crate::build::{
     ask, at, bound, card, choose, configured, holder, ledger, offer_all, pod, report, requesting,
     used, waiting,
 };
+use crate::gang_victims::{in_group, pod_group};
 
 const STARTING: Option<Reason> = Some(Reason::Fit(Refusal::Starting));
 /// The time of day at second zero.
@@ -299,4 +300,37 @@ fn start_timeout_of_zero_turns_the_annotation_off() {
     ledger.tell_time(DAWN);
     ledger.apply_pod(alone(starting(on("old", "a-0"), 0)));
     assert_eq!(refused(&mut ledger, &alone(pod("p", 10)), 1), None);
+}
+
+#[test]
+fn gang_whose_pods_start_alone_needs_a_gpu_for_each() {
+    for (gpus, placed) in [(1, false), (2, true)] {
+        let mut ledger = ledger(&[("a", &[1000, 1000][..gpus])]);
+        ledger.tell_time(DAWN);
+        ledger.apply_pod_group(pod_group("g", 2, true));
+        let pods = ["one", "two"].map(|uid| in_group("g", alone(pod(uid, 10))));
+        pods.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
+        let chosen = pods
+            .iter()
+            .filter(|pod| !choose(&mut ledger, pod, &["a"], at(1)).is_empty());
+        assert_eq!(chosen.count() == 2, placed, "{gpus} GPUs");
+    }
+}
+
+#[test]
+fn queued_pods_that_start_alone_are_ungated_one_per_gpu() {
+    let config = Config {
+        queue: true,
+        ..Config::default()
+    };
+    let mut ledger = configured(config, &[("a", &[1000, 1000])]);
+    ledger.tell_time(DAWN);
+    for number in 0..4 {
+        let queued = alone(pod(&format!("q{number}"), 10));
+        ledger.apply_pod(PodFacts {
+            queued: true,
+            ..queued
+        });
+    }
+    assert_eq!(ledger.wake(9, at(1)).len(), 2);
 }
