@@ -41,3 +41,58 @@ fn times(container: &ContainerStatus) -> impl Iterator<Item = &Time> {
             .flatten()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::{PodFacts, names};
+
+    #[test]
+    fn pod_starts_until_it_is_ready_and_again_after_each_of_three_restarts() {
+        let since = |status: Value| {
+            let pod = json!({
+                "metadata": { "uid": "u" },
+                "spec": { "nodeName": "n", "containers": [
+                    { "name": "a", "resources": { "limits": { names::GPU_MEM: "1" } } },
+                ] },
+                "status": status,
+            });
+            let pod = serde_json::from_value(pod).unwrap();
+            PodFacts::from_pod(&pod, names::GPU_MEM)
+                .unwrap()
+                .starting_since
+        };
+        let time = |second: u32| format!("1970-01-01T00:00:{second:02}Z");
+        let bound =
+            json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": time(1) });
+        let ready = |is: &str| json!([bound, { "type": "Ready", "status": is }]);
+        let container = |restarts: u32, began: u32, ended: u32| {
+            json!([{ "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": restarts,
+                "state": { "running": { "startedAt": time(began) } },
+                "lastState": { "terminated": { "exitCode": 1, "finishedAt": time(ended) } } }])
+        };
+        for (status, expected) in [
+            (json!({}), Some(i64::MAX)),
+            (json!({ "conditions": [bound] }), Some(1)),
+            (
+                json!({ "conditions": ready("False"), "containerStatuses": container(0, 5, 0) }),
+                Some(5),
+            ),
+            (
+                json!({ "conditions": ready("True"), "containerStatuses": container(0, 5, 0) }),
+                None,
+            ),
+            (
+                json!({ "conditions": ready("False"), "containerStatuses": container(3, 5, 9) }),
+                Some(9),
+            ),
+            (
+                json!({ "conditions": ready("False"), "containerStatuses": container(4, 5, 9) }),
+                None,
+            ),
+        ] {
+            assert_eq!(since(status.clone()), expected, "{status}");
+        }
+    }
+}
