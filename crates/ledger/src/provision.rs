@@ -146,7 +146,7 @@ impl Ledger {
         self.note_arriving(now);
         let arriving = self.arriving.names(now);
         let mut lacks = std::mem::take(&mut self.lacks);
-        let mut spent = u64::try_from(self.parts.books.starting().len()).unwrap_or(u64::MAX);
+        let mut spent = u64::try_from(self.parts.books.arriving().len()).unwrap_or(u64::MAX);
         let sight = self.sight(now);
         lacks.look(&sight, &present, &arriving, &mut spent);
         let needs = sight.needs(&arriving, &lacks, &present, &mut spent);
@@ -190,7 +190,7 @@ impl Ledger {
 
     /// Notes since when nodes have been there that do not report, or have the startup taint.
     fn note_arriving(&mut self, now: Duration) {
-        let starting = self.parts.books.starting();
+        let starting = self.parts.books.arriving();
         self.arriving.0.retain(|name, _| starting.contains(name));
         for name in starting {
             self.arriving.0.entry(name.clone()).or_insert(now);

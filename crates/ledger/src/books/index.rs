@@ -18,7 +18,7 @@ pub(super) struct Marks {
     /// What kube-scheduler sees free there, if it sees the node.
     pub(super) in_sum: Option<Mib>,
     /// It is there and takes no pods yet: it does not report, or has the startup taint.
-    pub(super) starts: bool,
+    pub(super) arrives: bool,
 }
 
 /// See the module.
@@ -26,7 +26,7 @@ pub(super) struct Marks {
 pub(super) struct Index {
     by_room: BTreeSet<(Mib, Arc<str>)>,
     by_sum: BTreeSet<(Mib, Arc<str>)>,
-    starting: BTreeSet<Arc<str>>,
+    arriving: BTreeSet<Arc<str>>,
     lending: BTreeSet<Arc<str>>,
     short: BTreeSet<Arc<str>>,
     known: BTreeMap<Arc<str>, Marks>,
@@ -43,8 +43,8 @@ impl Index {
         if let Some(in_sum) = marks.in_sum {
             self.by_sum.insert((in_sum, name.clone()));
         }
-        if marks.starts {
-            self.starting.insert(name.clone());
+        if marks.arrives {
+            self.arriving.insert(name.clone());
         }
         if marks.lends {
             self.lending.insert(name.clone());
@@ -62,7 +62,7 @@ impl Index {
         };
         self.lending.remove(&name);
         self.short.remove(&name);
-        self.starting.remove(&name);
+        self.arriving.remove(&name);
         if let Some(in_sum) = marks.in_sum {
             self.by_sum.remove(&(in_sum, name.clone()));
         }
@@ -94,8 +94,8 @@ impl Index {
         nodes.map(|(in_sum, name)| (*in_sum, name))
     }
 
-    pub(super) fn starting(&self) -> &BTreeSet<Arc<str>> {
-        &self.starting
+    pub(super) fn arriving(&self) -> &BTreeSet<Arc<str>> {
+        &self.arriving
     }
 
     pub(super) fn lending(&self) -> &BTreeSet<Arc<str>> {

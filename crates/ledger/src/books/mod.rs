@@ -172,8 +172,8 @@ impl Books {
     }
 
     /// Nodes that are there and take no pods yet.
-    pub(crate) fn starting(&self) -> &BTreeSet<Arc<str>> {
-        self.index.starting()
+    pub(crate) fn arriving(&self) -> &BTreeSet<Arc<str>> {
+        self.index.arriving()
     }
 
     /// Nodes where a pod uses more of a card than it asked for.

@@ -371,7 +371,7 @@ impl Node {
             lends: self.gpus().iter().any(lends),
             may_be_short: self.gpus().iter().any(|gpu| self.may_be_short(gpu)),
             in_sum: self.facts().map(|_| self.left_in_sum(&self.view, |_| true)),
-            starts: self.starts(),
+            arrives: self.arrives(),
         };
         gained
     }
@@ -383,7 +383,7 @@ impl Node {
         all.minus(self.in_sum(counts))
     }
 
-    fn starts(&self) -> bool {
+    fn arrives(&self) -> bool {
         self.facts().is_some_and(|facts| {
             let awaits = || facts.taints.iter().any(Taint::is_startup);
             !facts.cordoned && (self.report.is_none() || awaits())
