@@ -35,12 +35,16 @@ fn fragmented(config: Config) -> Ledger {
     ledger
 }
 
-fn single(config: Config) -> Ledger {
-    let mut ledger = fragmented(config);
+/// The pod comes at second zero, and is refused.
+fn refused(mut ledger: Ledger, pod: &PodFacts) -> Ledger {
     ledger.tell_time(0);
-    ledger.apply_pod(high("p", 80));
-    assert!(choose(&mut ledger, &high("p", 80), &["a"], at(0)).is_empty());
+    ledger.apply_pod(pod.clone());
+    assert!(choose(&mut ledger, pod, &["a"], at(0)).is_empty());
     ledger
+}
+
+fn single(config: Config) -> Ledger {
+    refused(fragmented(config), &high("p", 80))
 }
 
 fn gang(config: Config) -> Ledger {
@@ -53,28 +57,17 @@ fn gang(config: Config) -> Ledger {
 }
 
 /// A GPU of which a pod that requested 10 uses all.
-fn borrowed(config: Config) -> Ledger {
+fn lent(config: Config) -> Ledger {
     let mut ledger = configured(config, &[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 10, 1));
     uses(&mut ledger, "a", &[&[used("x", 100)]], 0);
-    ledger
-}
-
-fn lent(config: Config) -> Ledger {
-    let mut ledger = borrowed(config);
-    ledger.tell_time(0);
-    ledger.apply_pod(high("p", 50));
-    assert!(choose(&mut ledger, &high("p", 50), &["a"], at(0)).is_empty());
-    ledger
+    refused(ledger, &high("p", 50))
 }
 
 fn full(config: Config) -> Ledger {
     let mut ledger = configured(config, &[("a", &[100])]);
     ledger.apply_pod(holder("x", "a-0", 100, 1));
-    ledger.tell_time(0);
-    ledger.apply_pod(waiting(0, pod("p", 50)));
-    assert!(choose(&mut ledger, &waiting(0, pod("p", 50)), &["a"], at(0)).is_empty());
-    ledger
+    refused(ledger, &waiting(0, pod("p", 50)))
 }
 
 /// A look, and one three seconds later, as loops take them.
