@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpustow_api::intree::cause as cause_of;
-use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_api::PodFacts;
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Cost};
 
@@ -32,8 +31,7 @@ pub fn try_pod<'a>(cluster: &Cluster, views: &'a [NodeView], facts: &PodFacts) -
     for view in views {
         let refused = match cluster.ledger.refused_in_tree(&view.name, facts) {
             Some(reason) => {
-                let node = cluster.nodes.get(&*view.name).map(NodeFacts::from_node);
-                let cause = node.and_then(|node| cause_of(&node, &facts.constraints));
+                let cause = cluster.ledger.cause_in_tree(&view.name, facts);
                 trial.causes.entry(reason).or_default().extend(cause);
                 reason
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::intree::Constraints;
+use gpustow_api::intree::{self, Constraints};
 use gpustow_pack::{Choice, Mib, Refusal, Starts};
 
 use crate::Ledger;
@@ -64,6 +64,12 @@ impl Ledger {
     #[must_use]
     pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
         self.parts.books.refused_in_tree(node, pod)
+    }
+
+    /// The label or taint of the node that is the cause of that, if it is one.
+    #[must_use]
+    pub fn cause_in_tree(&self, node: &str, pod: &PodFacts) -> Option<String> {
+        intree::cause(self.parts.books.node(node)?.facts()?, &pod.constraints)
     }
 }
 

@@ -208,13 +208,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
             let refuses = state::refuses(cluster, view, card);
             let refuses = refuses.or_else(|| state::no_compute(card, request));
             let refuses = refuses.or_else(|| state::no_instance(card, request));
-            let waits = cluster.ledger.explain(facts, &view.name, cluster.now).err();
-            let waits = waits.filter(|why| *why == Reason::Fit(Refusal::Starting));
-            let refuses = refuses.or_else(|| {
-                let starting = state::starting(card).into_iter();
-                let starting = starting.map(|(pod, age)| format!("{pod} starts since {age} s"));
-                waits.map(|_| starting.collect::<Vec<_>>().join(", "))
-            });
+            let refuses = refuses.or_else(|| waits_for(cluster, view, card, facts));
             let no_limit = state::no_limit(cluster, view, card);
             let no_limit = no_limit.filter(|_| refuses.is_none() && request.limit() > Mib::ZERO);
             ((refuses, no_limit), target.minus(card.free), view, card)
@@ -251,6 +245,22 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
             no_limit,
         });
     near.collect()
+}
+
+/// The pods on the card that are to finish their start first.
+fn waits_for(
+    cluster: &Cluster,
+    view: &NodeView,
+    card: &CardView,
+    facts: &PodFacts,
+) -> Option<String> {
+    let starting = state::starting(card).into_iter();
+    let starting: Vec<_> = starting
+        .map(|(pod, age)| format!("{pod} starts since {age} s"))
+        .collect();
+    let refuses = || cluster.ledger.explain(facts, &view.name, cluster.now).err();
+    let waits = !starting.is_empty() && refuses() == Some(Reason::Fit(Refusal::Starting));
+    waits.then(|| starting.join(", "))
 }
 
 /// The fewest pods, and then the smallest, whose end would free `lacks`.
