@@ -125,10 +125,10 @@ impl Disruptions {
         cut.iter().for_each(|pod| app.events.search_cut(pod));
         let hopeless = ledger.lock().hopeless();
         hopeless.iter().for_each(|pod| app.events.hopeless(pod));
+        let timeout = app.config.spec().scheduling.start_timeout.into();
         let late = ledger.lock().take_late_starts();
-        let timeout = app.config.spec().scheduling.start_timeout;
-        let late = late.iter();
-        late.for_each(|pod| app.events.start_late(pod, timeout.into()));
+        late.iter()
+            .for_each(|pod| app.events.start_late(pod, timeout));
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
         let (demands, marked, news) = {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
-use gpustow_pack::{Card, Starts};
 
 use crate::asked::Asked;
 use crate::books::{Books, Gate, Uid};
@@ -93,8 +92,7 @@ impl Known<'_> {
                 .node(name)
                 .zip(pod.asks.request())
                 .is_some_and(|(node, request)| {
-                    let starting = |card: &Card| card.starts > Starts::None;
-                    node.view().cards.iter().any(starting) || request.may_fit(node.view())
+                    node.view().has_starts() || request.may_fit(node.view())
                 })
             && self.books.refused_in_tree(name, pod).is_none()
     }

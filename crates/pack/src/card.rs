@@ -273,6 +273,12 @@ impl NodeGpus {
         }
     }
 
+    /// Do pods start on one of its cards?
+    #[must_use]
+    pub fn has_starts(&self) -> bool {
+        self.cards.iter().any(|card| card.starts > Starts::None)
+    }
+
     /// The largest piece of free memory on a usable card.
     #[must_use]
     pub fn largest(&self) -> Mib {

@@ -328,8 +328,7 @@ pub enum Question {
 impl Question {
     /// Is the node as the question supposes it, so that the answer is known?
     fn is_moot(self, node: &NodeGpus) -> bool {
-        let starting = |card: &Card| card.starts > Starts::None;
-        self == Self::AwaitsStarts && !node.cards.iter().any(starting)
+        self == Self::AwaitsStarts && !node.has_starts()
     }
 
     /// A card as the question supposes it.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpustow_pack::{Bytes, Card, NodeGpus, Request, Rules, Starts};
+use gpustow_pack::{Bytes, NodeGpus, Request, Rules, Starts};
 
 use super::Charges;
 use crate::books::Node;
@@ -76,8 +76,7 @@ impl Left {
     /// Do pods that start hold up others? Else their starts are over.
     pub(super) fn starting(mut self, starts: bool) -> Self {
         self.starts = starts;
-        let starting = |card: &Card| card.starts > Starts::None;
-        if !starts && self.view.cards.iter().any(starting) {
+        if !starts && self.view.has_starts() {
             let view = Arc::make_mut(&mut self.view);
             let cards = view.cards.iter_mut();
             cards.for_each(|card| card.starts = Starts::None);
