@@ -394,7 +394,7 @@ async fn rollout_that_waits_for_its_own_pod_goes_on_as_advised() -> Result<()> {
     let old = set_ready(&case.client, &wait_bound(&case.client, &old, SOON).await?).await?;
     let patch = async |patch: Value| {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        anyhow::Ok(drop(deployments.patch("web", &params, &patch).await?))
+        deployments.patch("web", &params, &patch).await
     };
     patch(json!({ "spec": { "template": { "metadata": { "labels": { "version": "2" } } } } }))
         .await?;
