@@ -10,13 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, QueueFrom};
+use gpustow_books::{Ended, HashMap, Uid};
 use gpustow_pack::Request;
+use gpustow_queue::{Queued, Ungate, is_sample};
 
 use crate::Ledger;
-use crate::books::Uid;
-use crate::earmarks::Ended;
-use crate::maps::HashMap;
-use crate::queue::{Queued, Ungate, is_sample};
 pub(crate) use waking::Wakes;
 
 impl Ledger {
@@ -119,7 +117,7 @@ impl Ledger {
     /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
     #[must_use]
     pub fn stalled(&self, now: Duration) -> Vec<Arc<PodFacts>> {
-        self.sight(now).stalled()
+        stalled::stalled(&self.sight(now))
     }
 
     /// Why the pod that [`Ledger::wake`] named is ungated.

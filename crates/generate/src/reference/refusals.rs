@@ -22,5 +22,5 @@ pub(super) fn page() -> String {
             format!("[{name}](../{page})"),
         ]);
     }
-    titled("Refusals", "crates/ledger/src/reason.rs", intro) + &table.0
+    titled("Refusals", "crates/books/src/reason.rs", intro) + &table.0
 }

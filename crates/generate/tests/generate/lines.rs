@@ -8,7 +8,16 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_983),
+    (
+        "ledger",
+        &[
+            "crates/ledger",
+            "crates/books",
+            "crates/queue",
+            "crates/means",
+        ],
+        15_770,
+    ),
     ("extender", &["."], 8_205),
     ("testkit", &["crates/testkit"], 6_698),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_874),

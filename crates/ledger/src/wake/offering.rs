@@ -5,15 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_books::{Budget, Host, Left, Trial, Turn, Uid};
+use gpustow_means::{Parts, Sight};
+use gpustow_queue::KindId;
 
 use super::waking::{Wakes, price};
-use crate::books::Uid;
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::parts::Parts;
-use crate::queue::KindId;
-use crate::trial::{Host, Left, Trial};
-use crate::turn::Turn;
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -69,7 +65,7 @@ impl Wakes {
             *work -= 1;
             let least = parts.queue.waiting().least().unwrap_or_default();
             let room = |left: &Left| left.view().largest() >= least;
-            if let Some(left) = parts.sight().unoffered(&node).filter(room) {
+            if let Some(left) = unoffered(&parts.sight(), &node).filter(room) {
                 let extra = parts.queue.waiting_mut().offers().extra(&node);
                 return Some(Offering {
                     node,
@@ -183,12 +179,12 @@ impl Wakes {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
-        if parts.sight().fits(name, &offering.left, &pod) {
+        if super::waking::fits(&parts.sight(), name, &offering.left, &pod) {
             if let Some(answer) = self.answer_of_gang(parts, &pod, work) {
                 return answer;
             }
             if !pod.queued {
-                let left = parts.sight().left_beside(name, &offering.left, &pod);
+                let left = left_beside(&parts.sight(), name, &offering.left, &pod);
                 offering.left = left.unwrap_or(offering.left.clone());
             }
             Answer::Comes(pod)
@@ -256,26 +252,24 @@ impl Wakes {
     }
 }
 
-impl Known<'_> {
-    /// A node's room less what is offered there; `None` if no pod may go there.
-    pub(super) fn unoffered(&self, name: &str) -> Option<Left> {
-        self.check(name).ok()?;
-        let mut trial = self.trial().while_others_start().keeping_nothing();
-        let offered = self.offered.on(name).iter();
-        // What is kept is looked at on its own.
-        let offered = offered.filter(|uid| !self.earmarks.has_more_than_reservation(uid));
-        for pod in offered.filter_map(|uid| self.books.pod(uid)) {
-            come(&mut trial, name, pod);
-        }
-        trial.left_for_all(name)
-    }
-
-    /// The same once the pod has come, too.
-    fn left_beside(&self, name: &str, left: &Left, pod: &PodFacts) -> Option<Left> {
-        let mut trial = self.trial().with(name, left);
+/// A node's room less what is offered there; `None` if no pod may go there.
+pub(super) fn unoffered(sight: &Sight<'_>, name: &str) -> Option<Left> {
+    sight.check(name).ok()?;
+    let mut trial = sight.trial().while_others_start().keeping_nothing();
+    let offered = sight.offered.on(name).iter();
+    // What is kept is looked at on its own.
+    let offered = offered.filter(|uid| !sight.earmarks.has_more_than_reservation(uid));
+    for pod in offered.filter_map(|uid| sight.books.pod(uid)) {
         come(&mut trial, name, pod);
-        trial.left_for_all(name)
     }
+    trial.left_for_all(name)
+}
+
+/// The same once the pod has come, too.
+fn left_beside(sight: &Sight<'_>, name: &str, left: &Left, pod: &PodFacts) -> Option<Left> {
+    let mut trial = sight.trial().with(name, left);
+    come(&mut trial, name, pod);
+    trial.left_for_all(name)
 }
 
 /// The pod comes, if there is room for it.

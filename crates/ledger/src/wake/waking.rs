@@ -12,19 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_books::{Budget, Event, Host, Left, Turn, Uid};
+use gpustow_means::{Parts, Sight};
 use gpustow_pack::Mib;
+use gpustow_queue::{FLUSH, Kind, KindId, Queue, Ungate};
 
 use super::gangs::Gangs;
 use super::offering::Offering;
 use super::preemptors::Preemptors;
-use crate::books::{Event, Uid};
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::parts::Parts;
-use crate::queue::{FLUSH, Kind, KindId, Queue, Ungate};
-use crate::sight::Sight;
-use crate::trial::{Host, Left};
-use crate::turn::Turn;
 
 /// So many are let through without room before the first of them is seen to have gone.
 const STUCK: usize = 256;
@@ -192,10 +187,8 @@ impl Wakes {
                 continue;
             }
             if parts.sight().may_fit(name, &pod)
-                && let Some(left) = parts.sight().unoffered(name)
-                && parts
-                    .sight()
-                    .fits_one_of(look.kind, name, &left, &pod, work)
+                && let Some(left) = super::offering::unoffered(&parts.sight(), name)
+                && fits_one_of(&parts.sight(), look.kind, name, &left, &pod, work)
             {
                 parts.queue.waiting_mut().room_on(name);
                 if !parts.earmarks.has_earmarks(name) {
@@ -246,42 +239,38 @@ impl Wakes {
     }
 }
 
-impl Sight<'_> {
-    /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
-    /// nomination keeps room, one of the kind may be the nominated one, or come before it.
-    fn fits_one_of(
-        &self,
-        kind: KindId,
-        name: &str,
-        left: &Left,
-        pod: &Arc<PodFacts>,
-        work: &mut usize,
-    ) -> bool {
-        let mut fits = |pod: &PodFacts| {
-            *work = work.saturating_sub(price(pod));
-            self.fits(name, left, pod)
-        };
-        let waiting = self.queue.waiting();
-        fits(pod)
-            || self.earmarks.has_earmarks(name) && {
-                let highest = waiting.kind(kind).and_then(Kind::highest);
-                let kept = self.earmarks.pods_with_earmarks(name);
-                let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
-                let others = highest.into_iter().chain(kept);
-                let others = others.filter(|uid| **uid != pod.uid);
-                let mut others = others.filter_map(|uid| self.asleep(uid));
-                others.any(|other| fits(&other))
-            }
-    }
+/// Would this pod fit in what is left of the node's room, or another of its kind? Where a
+/// nomination keeps room, one of the kind may be the nominated one, or come before it.
+fn fits_one_of(
+    sight: &Sight<'_>,
+    kind: KindId,
+    name: &str,
+    left: &Left,
+    pod: &Arc<PodFacts>,
+    work: &mut usize,
+) -> bool {
+    let mut fits = |pod: &PodFacts| {
+        *work = work.saturating_sub(price(pod));
+        fits(sight, name, left, pod)
+    };
+    let waiting = sight.queue.waiting();
+    fits(pod)
+        || sight.earmarks.has_earmarks(name) && {
+            let highest = waiting.kind(kind).and_then(Kind::highest);
+            let kept = sight.earmarks.pods_with_earmarks(name);
+            let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
+            let others = highest.into_iter().chain(kept);
+            let others = others.filter(|uid| **uid != pod.uid);
+            let mut others = others.filter_map(|uid| sight.asleep(uid));
+            others.any(|other| fits(&other))
+        }
 }
 
-impl Known<'_> {
-    /// Would the pod fit in what is left of the node's room?
-    pub(super) fn fits(&self, name: &str, left: &Left, pod: &PodFacts) -> bool {
-        let mut trial = self.trial().with(name, left);
-        trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
-            && (!self.earmarks.has_earmarks(name) || self.choose(name, pod).is_ok())
-    }
+/// Would the pod fit in what is left of the node's room?
+pub(super) fn fits(sight: &Sight<'_>, name: &str, left: &Left, pod: &PodFacts) -> bool {
+    let mut trial = sight.trial().with(name, left);
+    trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
+        && (!sight.earmarks.has_earmarks(name) || sight.choose(name, pod).is_ok())
 }
 
 /// What is under way between two calls.
