@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
 
-use super::slots::Slots;
+use super::slots::{Slot, Slots};
 use crate::books::Gate;
 use crate::maps::HashMap;
 use crate::reason::Reason;
@@ -31,8 +31,6 @@ const LATELY: u64 = 256;
 /// Answers that are read in order as fast as one in any order.
 const READ_AHEAD: usize = 4;
 
-/// A node's place in the tables.
-pub type Slot = usize;
 /// A request under a policy; good until the next is looked up.
 pub type ClassId = usize;
 /// A view that one or more nodes have.

@@ -18,8 +18,9 @@ use crate::books::{Books, Event, Gate, may_come};
 use crate::budget::Budget;
 use crate::reason::Reason;
 use answers::Answers;
-pub use answers::{ClassId, Slot};
+pub use answers::ClassId;
 use learn::Demand;
+pub use slots::Slot;
 
 /// What is remembered and learnt. See the module's documentation.
 #[derive(Debug, Default)]

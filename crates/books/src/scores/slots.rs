@@ -6,8 +6,10 @@ use std::ops::Range;
 
 use hashbrown::HashTable;
 
-use super::answers::Slot;
 use crate::maps::Hashing;
+
+/// A node's place in the tables.
+pub type Slot = usize;
 
 /// Bytes of names that are gone, beyond as many as are there, before the rest is moved together.
 const WASTE: usize = 4096;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
-use gpustow_books::{Budget, Host, Left, Trial, Turn, Uid};
-use gpustow_means::{Parts, Sight};
+use gpustow_books::{Budget, Left, Turn, Uid};
+use gpustow_means::Parts;
 use gpustow_queue::KindId;
 
-use super::waking::{Wakes, price};
+use super::Wakes;
+use super::left::{fits, left_beside, price, unoffered};
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -179,7 +180,7 @@ impl Wakes {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
-        if super::waking::fits(&parts.sight(), name, &offering.left, &pod) {
+        if fits(&parts.sight(), name, &offering.left, &pod) {
             if let Some(answer) = self.answer_of_gang(parts, &pod, work) {
                 return answer;
             }
@@ -249,32 +250,5 @@ impl Wakes {
         let behind = turns.filter(|behind| *behind > turn);
         let higher = parts.queue.waiting().kind(kind)?.higher(turn);
         behind.chain(higher).min().cloned()
-    }
-}
-
-/// A node's room less what is offered there; `None` if no pod may go there.
-pub(super) fn unoffered(sight: &Sight<'_>, name: &str) -> Option<Left> {
-    sight.check(name).ok()?;
-    let mut trial = sight.trial().while_others_start().keeping_nothing();
-    let offered = sight.offered.on(name).iter();
-    // What is kept is looked at on its own.
-    let offered = offered.filter(|uid| !sight.earmarks.has_more_than_reservation(uid));
-    for pod in offered.filter_map(|uid| sight.books.pod(uid)) {
-        come(&mut trial, name, pod);
-    }
-    trial.left_for_all(name)
-}
-
-/// The same once the pod has come, too.
-fn left_beside(sight: &Sight<'_>, name: &str, left: &Left, pod: &PodFacts) -> Option<Left> {
-    let mut trial = sight.trial().with(name, left);
-    come(&mut trial, name, pod);
-    trial.left_for_all(name)
-}
-
-/// The pod comes, if there is room for it.
-fn come(trial: &mut Trial<'_>, name: &str, pod: &PodFacts) {
-    if let Ok(choice) = trial.fit(pod, name, None, Host::Beside, &mut Budget::all()) {
-        trial.take(pod, name, &choice.placement.charges);
     }
 }

@@ -16,7 +16,7 @@ use gpustow_books::{Books, Budget, Event, HashMap, Host, Reason, Trial, Turn, Ui
 use gpustow_means::{Parts, Sight};
 use gpustow_queue::{Changes, KindId, Ungate, is_queued};
 
-use super::waking::Wakes;
+use super::Wakes;
 
 /// So many pods are out at a time.
 const MOST: usize = 4;

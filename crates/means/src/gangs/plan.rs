@@ -5,16 +5,15 @@
 //! before that of the earlier. What the search may cost is bounded: on small nodes it is exhaustive.
 
 use crate::sight::Sight;
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_api::intree::Constraints;
-use gpustow_books::{Budget, Evidence, HashMap, HashSet, Host, NodeSet, Trial, Uid};
+use gpustow_books::{Budget, Evidence, HashMap, HashSet, Host, Trial, Uid};
 use gpustow_pack::{Choice, Cost, Mib, Request};
 
 use super::MOST_PODS;
-use super::search::{FITS, Search, State};
+use super::search::{FITS, Kind, Search, State};
 
 /// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
 const NODES: usize = 64;
@@ -132,36 +131,6 @@ impl<'p> Member<'p> {
     /// Does it heed what kube-scheduler showed of nodes?
     pub fn heeding(self, heeds: bool) -> Self {
         Self { heeds, ..self }
-    }
-}
-
-/// Pods that cannot be told apart, and the nodes for them.
-pub(super) struct Kind<'p> {
-    pub(super) pod: &'p PodFacts,
-    pub(super) request: &'p Arc<Request>,
-    among: Option<Arc<[Arc<str>]>>,
-    /// The nodes that passed kube-scheduler's filters, if that is heeded.
-    passed: Option<NodeSet>,
-    /// kube-scheduler has not offered all of the cluster.
-    is_narrow: bool,
-    pub(super) nodes: Arc<[usize]>,
-}
-
-impl Kind<'_> {
-    /// Those that want most come first.
-    fn size(&self) -> (Reverse<Option<u32>>, Reverse<Option<Mib>>) {
-        let claims = &self.request.claims;
-        let gpus = claims.iter().map(|claim| claim.gpus).max();
-        let mib = claims.iter().map(|claim| claim.mib).max();
-        (Reverse(gpus), Reverse(mib))
-    }
-
-    /// What it takes of one GPU at least.
-    fn hardest(&self) -> Mib {
-        self.request
-            .hardest()
-            .map(|claim| claim.mib)
-            .unwrap_or_default()
     }
 }
 

@@ -1,11 +1,12 @@
 //! The search for seats: depth-first over the pods of a gang, on a stack of its own, for a tenant says how many there are.
 
+use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::sync::Arc;
 
-use gpustow_books::{Budget, HashSet, Host, Left, Mark, Trial};
-use gpustow_pack::{Choice, Mib, NodeGpus};
-
-use super::plan::Kind;
+use gpustow_api::PodFacts;
+use gpustow_books::{Budget, HashSet, Host, Left, Mark, NodeSet, Trial};
+use gpustow_pack::{Choice, Mib, NodeGpus, Request};
 
 /// Fits that one plan may try.
 pub(super) const FITS: usize = 4096;
@@ -13,6 +14,36 @@ pub(super) const FITS: usize = 4096;
 const STEPS: usize = 1 << 20;
 /// Sets of GPUs of one node that are tried for one pod.
 const SETS: usize = 32;
+
+/// Pods that cannot be told apart, and the nodes for them.
+pub(super) struct Kind<'p> {
+    pub(super) pod: &'p PodFacts,
+    pub(super) request: &'p Arc<Request>,
+    pub(super) among: Option<Arc<[Arc<str>]>>,
+    /// The nodes that passed kube-scheduler's filters, if that is heeded.
+    pub(super) passed: Option<NodeSet>,
+    /// kube-scheduler has not offered all of the cluster.
+    pub(super) is_narrow: bool,
+    pub(super) nodes: Arc<[usize]>,
+}
+
+impl Kind<'_> {
+    /// Those that want most come first.
+    pub(super) fn size(&self) -> (Reverse<Option<u32>>, Reverse<Option<Mib>>) {
+        let claims = &self.request.claims;
+        let gpus = claims.iter().map(|claim| claim.gpus).max();
+        let mib = claims.iter().map(|claim| claim.mib).max();
+        (Reverse(gpus), Reverse(mib))
+    }
+
+    /// What it takes of one GPU at least.
+    pub(super) fn hardest(&self) -> Mib {
+        self.request
+            .hardest()
+            .map(|claim| claim.mib)
+            .unwrap_or_default()
+    }
+}
 
 /// What is searched for.
 pub(super) struct Search<'s, 'p> {
