@@ -112,8 +112,8 @@ async fn containers_with_whole_gpus_are_advised_before_gpustow_is_installed() ->
         if !query.starts_with("/sub/api/v1/query_range?") {
             return success(&[size()]);
         }
-        // A day of a pod that is gone, at 9 GiB once in ninety minutes; before that a week of another template.
-        let gone = |at: i64| match (at < end() - 86_400, at / 60 % 90) {
+        // A day of a pod that is gone, at 9 GiB once in 150 minutes; before that a week of another template.
+        let gone = |at: i64| match (at < end() - 86_400, at / 60 % 150) {
             (true, _) => "0".to_owned(),
             (false, 0) => (9 * GIB).to_string(),
             (false, _) => (4 * GIB).to_string(),
