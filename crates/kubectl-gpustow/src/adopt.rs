@@ -14,12 +14,27 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 
 use crate::admitted::admitted;
-use crate::args::{AdoptArgs, Global};
+use crate::answer::Answer;
 use crate::bounds::stale;
+use crate::global::Global;
 use crate::output::Shown::{Always, Table, Wide};
-use crate::output::{Column, Listing, Value, column};
+use crate::output::{Column, Listing, Output, Screen, Value, column};
 use crate::whatif::{Inventory, Rehearsal};
-use crate::{Answer, Screen};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdoptArgs {
+    /// Change nothing: the command does no more yet
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The unit of aliyun.com/gpu-mem in namespaces without the label gpustow.dev/adopt
+    #[arg(long, default_value = "GiB", value_parser = ["GiB", "MiB"])]
+    pub(crate) unit: String,
+    /// MiB that each GPU has at least, in namespaces without the label gpustow.dev/adopt
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
+    pub(crate) mib_per_gpu: Option<u64>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
 
 /// A pod of another sharer, or the sum of all.
 #[derive(Default)]

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::owner::{self, Owner};
 use gpustow_api::workload::{Against, ContainerHistory, name_of};
@@ -18,15 +19,46 @@ use gpustow_pack::{Mib, PolicyKind};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 
-use crate::args::{AdviseArgs, Global};
+use crate::answer::Answer;
+use crate::global::Global;
 use crate::output::Shown::{Always, Table, Wide};
-use crate::output::{Column, Listing, Value, column};
+use crate::output::{Column, Listing, Output, Screen, Value, column};
 use crate::whatif::Inventory;
-use crate::{Answer, Screen};
 
 pub(crate) use prometheus::Flags as Prometheus;
 use prometheus::{Server, WholeGpus};
 use row::row;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdviseArgs {
+    /// Only this workload, as KIND/NAME
+    pub(crate) workload: Option<String>,
+    /// Advise a quantile of all past minutes instead: the next day exceeds it more often
+    #[arg(long)]
+    pub(crate) quantile: Option<Quantile>,
+    #[command(flatten)]
+    pub(crate) prometheus: Prometheus,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantile {
+    /// Exceeded in one minute of twenty so far.
+    P95,
+    /// Exceeded in one minute of a hundred so far.
+    P99,
+}
+
+impl Quantile {
+    /// Of a thousand minutes.
+    pub(crate) fn permille(self) -> u32 {
+        match self {
+            Self::P95 => 950,
+            Self::P99 => 990,
+        }
+    }
+}
 
 /// Why there may be no history. One that there is counts all the same, as it does for pods without an amount.
 const UNREADABLE: &str = "NVML does not tell what its processes use";

@@ -1,18 +1,18 @@
 //! Commands and flags: kubectl's own where kubectl has one.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
-use gpustow_inspect::{Cluster, Error, Scope, Source, load, load_own};
-use gpustow_pack::PolicyKind;
-use kube::core::Selector;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::advise::Prometheus;
-use crate::capacity;
-use crate::output::{Format, Formats, Output};
-use crate::selector;
-use crate::whatif::{self, Added};
+use crate::adopt::AdoptArgs;
+use crate::advise::AdviseArgs;
+use crate::capacity::CapacityArgs;
+use crate::completion::CompletionArgs;
+use crate::global::{AnswerFormat, Global};
+use crate::output::{Format, Output};
+use crate::top::TopArgs;
+use crate::ui::UiArgs;
+use crate::whatif::WhatifArgs;
 
 /// The commands, by what one wants to know.
 const GROUPS: [(&str, &[&str]); 5] = [
@@ -67,63 +67,6 @@ fn grouped() -> clap::Command {
         }
     }
     command.help_template(text + "\nOptions of every command:\n{options}{after-help}")
-}
-
-/// Where to ask and for what.
-#[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Options of every command")]
-pub(crate) struct Global {
-    #[command(flatten)]
-    pub(crate) source: Source,
-    /// Namespace; without it the context's own
-    #[arg(short, long, global = true, value_name = "NAME")]
-    pub(crate) namespace: Option<String>,
-    /// Pods of all namespaces
-    #[arg(short = 'A', long, global = true)]
-    pub(crate) all_namespaces: bool,
-    /// Pods with these labels, as in kubectl
-    #[arg(short = 'l', long, global = true, value_name = "LABELS", value_parser = selector::parse)]
-    pub(crate) selector: Option<Selector>,
-}
-
-impl Global {
-    /// The cluster, or of a user without rights in it the pods of `namespace`, of -n or of the context.
-    pub(crate) async fn cluster_or_own(&self, namespace: Option<&str>) -> Result<Cluster, Error> {
-        match load(&self.source).await {
-            Err(error) if error.is_forbidden() && !self.all_namespaces => {
-                load_own(&self.source, namespace.or(self.namespace.as_deref())).await
-            }
-            cluster => cluster,
-        }
-    }
-
-    /// The pods asked for.
-    pub(crate) fn scope(&self, cluster: &Cluster) -> Scope {
-        self.scope_in(cluster.namespace.as_ref())
-    }
-
-    /// The same, where the context has this namespace.
-    pub(crate) fn scope_in(&self, own: Option<&String>) -> Scope {
-        let own = || self.namespace.clone().or_else(|| own.cloned());
-        Scope {
-            namespace: if self.all_namespaces { None } else { own() },
-            selector: self.selector.clone(),
-        }
-    }
-}
-
-/// How a command prints what is no list.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct AnswerFormat {
-    /// json, yaml or jsonpath=TEMPLATE; text otherwise, with the policy's costs if wide
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_name = "FORMAT",
-        default_value = "table",
-        value_parser = Formats(&["table", "wide", "json", "yaml"])
-    )]
-    pub(crate) format: Format,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -294,137 +237,6 @@ impl Command {
         };
         output.watch.then_some(&output.format)
     }
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct TopArgs {
-    /// Print once, without colour or keys, and end
-    #[arg(short = '1', long)]
-    pub(crate) once: bool,
-    /// Order of the GPUs
-    #[arg(long, default_value = "node")]
-    pub(crate) sort: TopSort,
-    /// Only lines with this text in node, model or pod
-    #[arg(long, default_value = "", value_name = "TEXT")]
-    pub(crate) filter: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TopSort {
-    /// By node and index.
-    Node,
-    /// Most available memory first.
-    Available,
-    /// Most live use first.
-    Used,
-    /// Most requested and unused first.
-    Idle,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct UiArgs {
-    /// Loopback address to listen on; port 0 for a free one
-    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
-    pub(crate) listen: SocketAddr,
-    /// Serve others, from a pod: over TLS, under these names alone, and to those alone whose token's
-    /// user may get the non-resource URL /gpustow
-    #[arg(long, requires_all = ["tls", "hosts"])]
-    pub(crate) in_cluster: bool,
-    /// Serve with tls.crt and tls.key of this folder, read again when they change
-    #[arg(long, value_name = "FOLDER", requires = "in_cluster")]
-    pub(crate) tls: Option<PathBuf>,
-    /// A name under which people open it; may be repeated
-    #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
-    pub(crate) hosts: Vec<String>,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct AdoptArgs {
-    /// Change nothing: the command does no more yet
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// The unit of aliyun.com/gpu-mem in namespaces without the label gpustow.dev/adopt
-    #[arg(long, default_value = "GiB", value_parser = ["GiB", "MiB"])]
-    pub(crate) unit: String,
-    /// MiB that each GPU has at least, in namespaces without the label gpustow.dev/adopt
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
-    pub(crate) mib_per_gpu: Option<u64>,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct AdviseArgs {
-    /// Only this workload, as KIND/NAME
-    pub(crate) workload: Option<String>,
-    /// Advise a quantile of all past minutes instead: the next day exceeds it more often
-    #[arg(long)]
-    pub(crate) quantile: Option<Quantile>,
-    #[command(flatten)]
-    pub(crate) prometheus: Prometheus,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Quantile {
-    /// Exceeded in one minute of twenty so far.
-    P95,
-    /// Exceeded in one minute of a hundred so far.
-    P99,
-}
-
-impl Quantile {
-    /// Of a thousand minutes.
-    pub(crate) fn permille(self) -> u32 {
-        match self {
-            Self::P95 => 950,
-            Self::P99 => 990,
-        }
-    }
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct WhatifArgs {
-    /// Policies, separated by commas; a pod that names one keeps its own
-    #[arg(long, value_delimiter = ',', default_value = "tight")]
-    pub(crate) policy: Vec<PolicyKind>,
-    /// Add N nodes, copies of NODE or else of the commonest kind; may be repeated
-    #[arg(long, value_name = "N[:NODE]", value_parser = whatif::added)]
-    pub(crate) add_nodes: Vec<Added>,
-    /// Take N nodes out: those whose pods hold the least GPU memory
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub(crate) remove_nodes: usize,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct CapacityArgs {
-    /// An instance type that the cluster does not have: its GPUs, and the MiB that pods may hold of each. May be repeated
-    #[arg(long = "instance-type", value_name = "NAME=COUNTxMIB")]
-    pub(crate) instance_types: Vec<capacity::Kind>,
-    /// Print what this autoscaler reads instead of the table
-    #[arg(long = "for", value_name = "AUTOSCALER")]
-    pub(crate) autoscaler: Option<capacity::Autoscaler>,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct CompletionArgs {
-    #[command(subcommand)]
-    pub(crate) action: CompletionAction,
-}
-
-#[derive(Clone, Debug, Subcommand)]
-pub(crate) enum CompletionAction {
-    /// Put `kubectl_complete-gpustow` beside this program, where kubectl 1.26 and later looks
-    Install {
-        /// Another folder of $PATH
-        #[arg(long, value_name = "FOLDER")]
-        dir: Option<PathBuf>,
-    },
 }
 
 #[cfg(test)]

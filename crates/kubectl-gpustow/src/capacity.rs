@@ -11,10 +11,21 @@ use gpustow_inspect::Cluster;
 use gpustow_pack::Mib;
 use serde_json::{Value as Json, json};
 
-use crate::Answer;
-use crate::args::CapacityArgs;
+use crate::answer::Answer;
 use crate::output::Shown::Always;
-use crate::output::{Listing, Screen, column};
+use crate::output::{Listing, Output, Screen, column};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CapacityArgs {
+    /// An instance type that the cluster does not have: its GPUs, and the MiB that pods may hold of each. May be repeated
+    #[arg(long = "instance-type", value_name = "NAME=COUNTxMIB")]
+    pub(crate) instance_types: Vec<Kind>,
+    /// Print what this autoscaler reads instead of the table
+    #[arg(long = "for", value_name = "AUTOSCALER")]
+    pub(crate) autoscaler: Option<Autoscaler>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
 
 /// For which autoscaler the capacity is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

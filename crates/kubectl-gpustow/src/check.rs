@@ -17,7 +17,7 @@ use gpustow_inspect::{Bounds, Cluster, PodInfo, age, memory, owner::Owners, stat
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
 
-use crate::Answer;
+use crate::answer::Answer;
 use crate::lists::indices;
 use crate::output::Shown::{Always, Wide};
 use crate::output::{Listing, Value, column};

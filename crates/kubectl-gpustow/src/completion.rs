@@ -5,10 +5,26 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use clap::CommandFactory as _;
+use clap::{Command, Subcommand};
 
-use crate::Answer;
-use crate::args::{Args, CompletionAction, CompletionArgs, Global};
+use crate::answer::Answer;
+use crate::global::Global;
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CompletionArgs {
+    #[command(subcommand)]
+    pub(crate) action: CompletionAction,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum CompletionAction {
+    /// Put `kubectl_complete-gpustow` beside this program, where kubectl 1.26 and later looks
+    Install {
+        /// Another folder of $PATH
+        #[arg(long, value_name = "FOLDER")]
+        dir: Option<PathBuf>,
+    },
+}
 
 /// What kubectl looks for.
 const PROGRAM: &str = "kubectl_complete-gpustow";
@@ -40,8 +56,9 @@ pub(crate) fn run(args: &CompletionArgs, out: &mut dyn Write) -> Result<Answer> 
     Ok(Answer::Yes)
 }
 
-/// Prints the words that the last of `words` may become, as kubectl reads them.
+/// Prints the words that the last of `words` may become below `root`, as kubectl reads them.
 pub(crate) async fn complete(
+    root: Command,
     global: &Global,
     words: &[String],
     out: &mut (dyn Write + Send),
@@ -50,7 +67,6 @@ pub(crate) async fn complete(
         Some((word, before)) => (word.as_str(), before),
         None => ("", [].as_slice()),
     };
-    let root = Args::command();
     let command = before
         .iter()
         .find_map(|it| root.find_subcommand(it))

@@ -8,7 +8,7 @@ use gpustow_inspect::{Cluster, PodInfo, Scope};
 use gpustow_ledger::{Move, Moves, NodeView};
 use gpustow_pack::{Claim, Mib};
 
-use crate::Answer;
+use crate::answer::Answer;
 use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Column, Listing, Value, column};
 

@@ -14,9 +14,9 @@ use kube::ResourceExt as _;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use crate::Answer;
 use crate::admitted::{admitted, asked};
-use crate::args::Global;
+use crate::answer::Answer;
+use crate::global::Global;
 use crate::output::Format;
 use crate::why::{self, Why};
 

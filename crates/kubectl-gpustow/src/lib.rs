@@ -6,6 +6,7 @@
 mod admitted;
 mod adopt;
 mod advise;
+mod answer;
 mod args;
 mod bounds;
 mod capacity;
@@ -13,6 +14,7 @@ mod check;
 mod completion;
 mod defrag;
 mod fit;
+mod global;
 mod lists;
 mod output;
 mod selector;
@@ -27,24 +29,15 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::CommandFactory as _;
 use gpustow_inspect::load;
 use tokio::time::sleep;
 
+pub use answer::Answer;
 pub use args::Args;
 use args::Command;
 pub use output::Screen;
 use output::{Format, Output};
-
-/// What a command found, as its exit code says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Exit code 0.
-    Yes,
-    /// Exit code 1: it does not fit, it waits, something is wrong.
-    No,
-    /// Exit code 2: what is said leaves open whether it fits.
-    Unknown,
-}
 
 /// Between two looks at a list that is watched.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -136,6 +129,8 @@ async fn once(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Resul
         Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,
         Command::Ui(ui) => Box::pin(ui::run(&global, &ui, out)).await,
         Command::Completion(completion) => completion::run(&completion, out),
-        Command::Complete { words } => Box::pin(completion::complete(&global, &words, out)).await,
+        Command::Complete { words } => {
+            Box::pin(completion::complete(Args::command(), &global, &words, out)).await
+        }
     }
 }

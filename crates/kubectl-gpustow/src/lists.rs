@@ -13,7 +13,7 @@ use gpustow_pack::{Compute, Mib};
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::Answer;
+use crate::answer::Answer;
 use crate::output::Shown::{Always, Table, Terminal, Wide};
 use crate::output::{Listing, Value, column};
 

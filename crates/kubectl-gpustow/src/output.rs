@@ -14,7 +14,7 @@ use gpustow_api::names;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
-use crate::Answer;
+use crate::answer::Answer;
 use template::Template;
 pub(crate) use value::{Value, printable};
 

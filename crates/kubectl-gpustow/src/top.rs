@@ -5,6 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum;
 use gpustow_inspect::{Cluster, Live, memory};
 use gpustow_pack::Mib;
 use ratatui::Frame;
@@ -15,10 +16,35 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Wrap};
 use tokio::sync::mpsc;
 
-use crate::args::{Global, TopArgs, TopSort};
+use crate::answer::Answer;
+use crate::global::Global;
 use crate::lists::{self, GpuRow, used};
-use crate::output::{Cells, Format, Listing, Output, Value};
-use crate::{Answer, Screen};
+use crate::output::{Cells, Format, Listing, Output, Screen, Value};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TopArgs {
+    /// Print once, without colour or keys, and end
+    #[arg(short = '1', long)]
+    pub(crate) once: bool,
+    /// Order of the GPUs
+    #[arg(long, default_value = "node")]
+    pub(crate) sort: TopSort,
+    /// Only lines with this text in node, model or pod
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    pub(crate) filter: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TopSort {
+    /// By node and index.
+    Node,
+    /// Most available memory first.
+    Available,
+    /// Most live use first.
+    Used,
+    /// Most requested and unused first.
+    Idle,
+}
 
 const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
 

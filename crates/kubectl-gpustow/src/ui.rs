@@ -10,6 +10,8 @@ mod picture;
 
 use std::convert::Infallible;
 use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,9 +32,27 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::args::{Global, UiArgs};
-use crate::{Answer, why};
+use crate::answer::Answer;
+use crate::global::Global;
+use crate::why;
 use picture::{Picture, Seen};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct UiArgs {
+    /// Loopback address to listen on; port 0 for a free one
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
+    pub(crate) listen: SocketAddr,
+    /// Serve others, from a pod: over TLS, under these names alone, and to those alone whose token's
+    /// user may get the non-resource URL /gpustow
+    #[arg(long, requires_all = ["tls", "hosts"])]
+    pub(crate) in_cluster: bool,
+    /// Serve with tls.crt and tls.key of this folder, read again when they change
+    #[arg(long, value_name = "FOLDER", requires = "in_cluster")]
+    pub(crate) tls: Option<PathBuf>,
+    /// A name under which people open it; may be repeated
+    #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
+    pub(crate) hosts: Vec<String>,
+}
 
 /// Pages that may be open at once.
 const CLIENTS: usize = 16;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use gpustow_inspect::system::{AGENT, EXTENDER, SCHEDULER, container};
 use gpustow_inspect::{Cluster, Error};
 
-use crate::Answer;
+use crate::answer::Answer;
 
 /// Prints this program's version first: it is known where no cluster answers.
 pub(crate) fn run(cluster: Result<Box<Cluster>, Error>, out: &mut dyn Write) -> Result<Answer> {

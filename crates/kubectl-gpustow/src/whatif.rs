@@ -9,13 +9,27 @@ use anyhow::Result;
 use gpustow_inspect::Source;
 use gpustow_pack::PolicyKind;
 
-use crate::args::WhatifArgs;
+use crate::answer::Answer;
 use crate::output::Shown::{Always, Table, Wide};
-use crate::output::{Listing, Value, column};
-use crate::{Answer, Screen};
+use crate::output::{Listing, Output, Screen, Value, column};
 use replay::Scenario;
 
 pub(crate) use replay::{Added, Inventory, Rehearsal};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct WhatifArgs {
+    /// Policies, separated by commas; a pod that names one keeps its own
+    #[arg(long, value_delimiter = ',', default_value = "tight")]
+    pub(crate) policy: Vec<PolicyKind>,
+    /// Add N nodes, copies of NODE or else of the commonest kind; may be repeated
+    #[arg(long, value_name = "N[:NODE]", value_parser = added)]
+    pub(crate) add_nodes: Vec<Added>,
+    /// Take N nodes out: those whose pods hold the least GPU memory
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) remove_nodes: usize,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
 
 /// Pods that a cell names.
 const NAMED: usize = 3;

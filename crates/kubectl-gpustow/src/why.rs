@@ -24,8 +24,8 @@ use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
 
-use crate::Answer;
-use crate::args::Global;
+use crate::answer::Answer;
+use crate::global::Global;
 use crate::lists::indices;
 use crate::output::{Format, api_version};
 use gang::Gang;
