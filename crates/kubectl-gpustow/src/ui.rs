@@ -107,7 +107,7 @@ pub(crate) async fn run(
 ) -> Result<Answer> {
     ensure!(
         args.in_cluster || args.listen.ip().is_loopback(),
-        "--listen {}: the page shows everyone who reaches it what you can see: use a loopback address",
+        "--listen {}: the page shows your view of the cluster to everyone who reaches it: use a loopback address",
         args.listen
     );
     let tls = args.tls.as_deref().map(Tls::of).transpose()?;
