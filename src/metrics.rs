@@ -239,7 +239,7 @@ impl Metrics {
             begin(&self.refusals, &[reason.label()]);
         }
         for cause in Cause::VARIANTS {
-            for action in cause.actions() {
+            for action in Action::of(*cause) {
                 for outcome in ["done", "refused", "failed"] {
                     begin(&self.disruptions, &[cause.into(), action.into(), outcome]);
                 }

@@ -286,7 +286,7 @@ mod tests {
             (Cause::Preempt, Feature::Preempt, "preemption"),
             (Cause::Defragment, Feature::Defragment, "defragmentation"),
         ];
-        let disrupt = |cause: &&Cause| !cause.actions().is_empty();
+        let disrupt = |cause: &&Cause| !Action::of(**cause).is_empty();
         assert_eq!(Cause::VARIANTS.iter().filter(disrupt).count(), rows.len());
         let mut spec = GpustowConfigSpec::default();
         spec.reclaim.action = config::Action::Evict;
@@ -303,7 +303,7 @@ mod tests {
             let demand = Demand {
                 victim: pod("victim"),
                 cause,
-                action: cause.actions()[0],
+                action: Action::of(cause)[0],
                 node: "n".into(),
                 purpose: Purpose::Pod(pod("p")),
                 gang: None,

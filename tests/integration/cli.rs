@@ -273,6 +273,47 @@ async fn a_tenant_gets_answers_about_her_own_pods_and_none_about_others() -> Res
 }
 
 #[tokio::test]
+async fn bundle_is_a_cluster_in_files_without_environment_and_arguments() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "bundle").await?;
+    case.node("n", &[24576]).create(&case.client).await?;
+    let reader = Reader::new(&case).await?;
+    let mut pod = case.pod("p").gpu_mem(8192).build();
+    if let Some(spec) = &mut pod.spec {
+        let secret = json!([{ "name": "TOKEN", "value": "hunter2" }]);
+        spec.containers[0].env = serde_json::from_value(secret)?;
+        spec.containers[0].args = Some(vec!["--password=hunter2".to_owned()]);
+    }
+    let pod = case.pods().create(&PostParams::default(), &pod).await?;
+    wait_bound(&case.client, &pod, SOON).await?;
+
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (_, said) = reader.ask(&["check", "--bundle", &path("b.tar")]).await?;
+    assert!(said.contains("read it before you pass it on"), "{said}");
+    let again = reader.ask(&["check", "--bundle", &path("b.tar")]).await;
+    let again = format!("{:#}", again.err().context("it was written over")?);
+    assert!(again.contains("cannot create"), "{again}");
+
+    let tar = std::process::Command::new("tar")
+        .args(["-xf", &path("b.tar"), "-C", &path("")])
+        .status()?;
+    assert!(tar.success());
+    let objects = std::fs::read_to_string(path("gpustow/objects.json"))?;
+    assert!(!objects.contains("hunter2"), "{objects}");
+    let left_out = std::fs::read_to_string(path("gpustow/left-out.txt"))?;
+    assert!(left_out.contains("ConfigMap: "), "{left_out}");
+    let from = format!("--from={}", path("gpustow"));
+    let ours = format!("--namespace={}", case.namespace);
+    let (_, pods) = reader.ask(&["pods", &from, &ours, "-o", "name"]).await?;
+    assert_eq!(pods, "pod/p\n");
+    Api::<ClusterRoleBinding>::all(case.client.clone())
+        .delete(&reader.binding, &DeleteParams::default())
+        .await?;
+    case.end().await
+}
+
+#[tokio::test]
 async fn without_rights_it_says_which_are_missing() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "cli-denied").await?;

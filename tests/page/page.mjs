@@ -289,7 +289,7 @@ const cases = {
     assert.equal(colours[0], colours[1]);
   },
 
-  async "full nodes of a large cluster are a line each until a person asks"() {
+  async "healthy nodes of a large cluster are a line each until a person asks"() {
     const made = cluster(120, 1);
     const reports = made.items.filter(({ kind }) => kind === "GpuNode");
     made.items = made.items.filter(({ kind }) => kind !== "Pod");
@@ -297,17 +297,20 @@ const cases = {
       const [gpu] = status.gpus;
       Object.assign(gpu, { healthy: true, reason: undefined, unmanagedMiB: 0, pods: [] });
       status.heartbeat = new Date().toISOString();
-      if (name !== "gpu-0001") made.items.push(pod("ads", `all-${name}`, gpu.totalMiB - 512, { node: name, uuid: gpu.uuid }));
+      if (name === "gpu-0001") Object.assign(gpu, { healthy: false, reason: "XID 79" });
+      else made.items.push(pod("ads", `all-${name}`, gpu.totalMiB / 2, { node: name, uuid: gpu.uuid }));
     }
     const { url } = await serve(made);
     const page = await open(url);
     const bars = (name) => page.locator(`[data-name='${name}'] .gpu`).count();
-    await page.getByRole("button", { name: "gpu-0000 is full: show its GPUs" }).waitFor();
+    await page.getByRole("button", { name: "Show the GPUs of gpu-0000" }).waitFor();
     assert.equal(await bars("gpu-0001"), 1);
     assert.equal(await bars("gpu-0000"), 0);
-    await page.getByRole("button", { name: "gpu-0000 is full" }).click();
+    await page.getByRole("button", { name: "Show the GPUs of gpu-0000" }).click();
     assert.equal(await bars("gpu-0000"), 1);
     await accessible(page, "folded nodes");
+    await page.getByLabel("only closed to new pods").check();
+    assert.equal(await visible(page), 1);
     await page.locator("#overview").click({ position: { x: 3, y: 3 } });
   },
 

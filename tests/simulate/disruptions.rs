@@ -224,7 +224,9 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     }
     if let Some(pod) = beneficiary(server, victim) {
         let assumed = server.assumed_on(node).map(|it| asked(it)).sum();
-        let short = || views(server, age).any(|objects| is_short(objects, pod, node, assumed));
+        // What was so lately counts, as what was shown lately does: a pod may end while the eviction is on its way.
+        let lately = age.max(RECENT);
+        let short = || views(server, lately).any(|objects| is_short(objects, pod, node, assumed));
         // Of a group kube-scheduler shows the nodes for the first pod that does not fit, and asks no further.
         let alike = server.all(Kind::Pod);
         let mut alike = alike.filter(|it| group(pod).is_some() && group(it) == group(pod));

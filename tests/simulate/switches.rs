@@ -52,6 +52,8 @@ pub(crate) struct Switches {
     pub(crate) gangs: bool,
     /// An autoscaler adds nodes, and the extender creates placeholders.
     pub(crate) provision: bool,
+    /// Some pods start alone on their GPUs.
+    pub(crate) starts: bool,
 }
 
 impl Switches {
@@ -96,6 +98,7 @@ impl Switches {
             gangs: random.random_bool(0.3),
             provision: random.random_bool(0.25),
             empties: defragment && random.random_bool(0.7),
+            starts: random.random_bool(0.3),
         }
         .named()
     }
@@ -122,6 +125,7 @@ impl Switches {
             strangers_leave: false,
             gangs: false,
             provision: false,
+            starts: false,
         }
     }
 
@@ -145,6 +149,9 @@ impl Switches {
         if self.reserve {
             spec.reserve.after = After(Some(Duration::from_secs(30)));
             spec.reserve.give_up_after = Duration::from_secs(60).into();
+        }
+        if self.starts {
+            spec.scheduling.start_timeout = Duration::from_secs(30).into();
         }
         spec.provision.max = if self.provision { 2 } else { 0 };
         spec.defragment.evictions_per_hour = if self.defragment { 100 } else { 0 };

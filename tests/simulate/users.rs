@@ -79,6 +79,9 @@ impl World {
         if self.on.hangs && self.random.random_bool(0.05) {
             pod["metadata"]["labels"][check::HANGS] = json!("yes");
         }
+        if self.on.starts && self.random.random_bool(0.3) {
+            pod["metadata"]["annotations"][names::START] = json!("alone");
+        }
         if self.on.rejects && self.random.random_bool(0.3) {
             let names = self.machines.iter().map(|it| it.name.clone());
             let names: Vec<String> = names.filter(|_| self.random.random_bool(0.4)).collect();

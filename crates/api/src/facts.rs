@@ -27,13 +27,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::assignment::{Assignment, BrokenAssignment};
+use crate::bad_request::BadRequest;
 use crate::config::Action;
 use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::pod::pod_group;
 use crate::podgroup::Group;
 use crate::regards::Regards;
-use crate::request::{BadRequest, request};
+use crate::request::request;
 use crate::reserved::Reservation;
 use crate::{limit, names};
 use ended::{all_terminated, has_ended};

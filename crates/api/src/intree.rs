@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
     Toleration as PodToleration,
 };
 
+pub use crate::selector::Label;
 use crate::selector::Requirement;
 use crate::{NodeFacts, Regards, names};
 
@@ -41,15 +42,6 @@ pub struct Constraints {
     tolerations: Box<[Toleration]>,
     /// The other pods that decide, beside all this.
     pub regards: Regards,
-}
-
-/// A label of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Label {
-    /// Its key.
-    pub key: Box<str>,
-    /// Its value.
-    pub value: Box<str>,
 }
 
 /// A taint of a node.
@@ -168,17 +160,6 @@ impl Constraints {
                 .required
                 .as_ref()
                 .is_none_or(|terms| terms.iter().any(|term| term.matches(node)))
-    }
-}
-
-impl Label {
-    /// One.
-    #[must_use]
-    pub fn new(key: &str, value: &str) -> Self {
-        Self {
-            key: key.into(),
-            value: value.into(),
-        }
     }
 }
 

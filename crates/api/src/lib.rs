@@ -3,6 +3,7 @@
 
 mod allowance;
 pub mod assignment;
+mod bad_request;
 pub mod config;
 mod disruption_budget;
 pub mod events;
@@ -30,6 +31,7 @@ pub mod workload;
 
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
+pub use bad_request::BadRequest;
 pub use config::GpustowConfig;
 pub use disruption_budget::DisruptionBudget;
 pub use facts::{Asks, Memory, NodeFacts, Phase, PodFacts, Sleep, gone_by};
@@ -38,6 +40,6 @@ pub use pod::PodObject;
 pub use podgroup::{Group, GroupPolicy, PodGroup, PodGroupFacts};
 pub use queue_from::QueueFrom;
 pub use regards::Regards;
-pub use request::{BadRequest, request};
+pub use request::request;
 pub use share::{Interned, Shared};
 pub use workload::{GpuWorkload, GpuWorkloadSpec};

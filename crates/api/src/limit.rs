@@ -8,8 +8,8 @@ use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::EnvVar;
 use strum::{Display, EnumString, IntoStaticStr, VariantArray, VariantNames};
 
-use crate::request::{MAX_MIB_PER_GPU, annotation, field_of};
-use crate::{BadRequest, names};
+use crate::bad_request::{BadRequest, MAX_MIB_PER_GPU, annotation, field_of};
+use crate::names;
 
 /// The least of a GPU that a limit may leave a container: what CUDA keeps for itself must fit.
 pub const FLOOR: Mib = Mib(1024);

@@ -4,6 +4,7 @@
 mod rules;
 mod sum;
 
+pub use crate::bad_request::MAX_MIB_PER_GPU;
 pub use rules::MAX_LIST;
 pub use sum::effective;
 
@@ -12,29 +13,16 @@ use std::collections::BTreeMap;
 use gpustow_pack::{Bytes, Claim, ClaimKind, Mib, PolicyKind, Request};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use thiserror::Error;
 
+use crate::bad_request::{BadRequest, annotation, field_of};
 use crate::limit::{self, Asking, Size};
 use crate::{Assignment, names, quantity};
 
 /// The most GPUs that one container may ask for.
 pub const MAX_GPUS: u32 = 64;
-/// The most MiB that a container may ask for of each of its GPUs: more than any has, and less than
-/// what an amount in bytes, or with the suffix `Mi`, would come to.
-pub const MAX_MIB_PER_GPU: u64 = (1 << 20) - 1;
 /// The longest name of an asking container: it is part of an annotation's name, whose length the
 /// API server bounds.
 pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
-
-/// A request that names a field and what to write there instead.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{field}: {problem}")]
-pub struct BadRequest {
-    /// The path of the field in the Pod.
-    pub field: String,
-    /// What is wrong, and the fix.
-    pub problem: String,
-}
 
 /// What `pod` asks for when gpu-mem is called `resource`, and the names of the asking containers,
 /// one per claim. A pod that asks for no GPU memory has no claims, whatever its annotations say.
@@ -265,25 +253,6 @@ fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequ
         field: format!("{path}.resources.limits[{resource}]"),
         problem,
     })
-}
-
-/// The annotation `key` as `read` understands it, if it is set.
-pub(crate) fn annotation<T>(
-    annotations: &BTreeMap<String, String>,
-    key: &str,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> Result<Option<T>, BadRequest> {
-    let Some(value) = annotations.get(key) else {
-        return Ok(None);
-    };
-    read(value).map(Some).map_err(|problem| BadRequest {
-        field: field_of(key),
-        problem,
-    })
-}
-
-pub(crate) fn field_of(key: &str) -> String {
-    format!("metadata.annotations[{key}]")
 }
 
 fn gpu_count(value: &str) -> Result<u32, String> {

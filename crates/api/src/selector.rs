@@ -1,7 +1,25 @@
 //! What selectors require of labels. An operator that is not known here holds: it refuses no node, and a disruption budget with
 //! one covers the pod.
 
-use crate::intree::Label;
+/// A label of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Label {
+    /// Its key.
+    pub key: Box<str>,
+    /// Its value.
+    pub value: Box<str>,
+}
+
+impl Label {
+    /// One.
+    #[must_use]
+    pub fn new(key: &str, value: &str) -> Self {
+        Self {
+            key: key.into(),
+            value: value.into(),
+        }
+    }
+}
 
 /// What a selector requires of one label or field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

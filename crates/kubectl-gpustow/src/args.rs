@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use gpustow_inspect::{Cluster, Error, Scope, Source, load, load_own};
 use gpustow_pack::PolicyKind;
@@ -11,7 +10,7 @@ use kube::core::Selector;
 
 use crate::advise::Prometheus;
 use crate::capacity;
-use crate::output::{Format, Output};
+use crate::output::{Format, Formats, Output};
 use crate::selector;
 use crate::whatif::{self, Added};
 
@@ -53,12 +52,6 @@ impl Args {
         let matches = grouped().get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
-}
-
-/// How an answer about one pod may be printed: it is not a list.
-fn answers() -> impl TypedValueParser<Value = Format> {
-    let forms = ["table", "wide", "json", "yaml"];
-    PossibleValuesParser::new(forms).try_map(|form| Format::from_str(&form, false))
 }
 
 /// The program with its commands in groups, which clap has for options alone.
@@ -122,13 +115,13 @@ impl Global {
 /// How a command prints an answer that is not a list.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AnswerFormat {
-    /// json or yaml; text otherwise, with the policy's costs if wide
+    /// json, yaml or jsonpath=TEMPLATE; text otherwise, with the policy's costs if wide
     #[arg(
         short = 'o',
         long = "output",
         value_name = "FORMAT",
         default_value = "table",
-        value_parser = answers()
+        value_parser = Formats(&["table", "wide", "json", "yaml"])
     )]
     pub(crate) format: Format,
 }
@@ -246,9 +239,12 @@ pub(crate) enum Command {
     },
     /// List problems and how to solve them. Exit code 1 if there are any
     #[command(
-        after_help = "Examples:\n  kubectl gpustow check\n  kubectl gpustow check -o json | jq '.items[] | select(.level == \"error\")'"
+        after_help = "Examples:\n  kubectl gpustow check\n  kubectl gpustow check -o json | jq '.items[] | select(.level == \"error\")'\n  kubectl gpustow check --bundle gpustow.tar"
     )]
     Check {
+        /// Write objects, Events and logs to this new tar file, for people who help: no Secret, no environment
+        #[arg(long, value_name = "FILE", conflicts_with = "watch")]
+        bundle: Option<PathBuf>,
         #[command(flatten)]
         output: Output,
     },
@@ -277,6 +273,26 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
+}
+
+impl Command {
+    /// The form of a list that is printed again as it changes.
+    pub(crate) fn watched(&self) -> Option<&Format> {
+        let output = match self {
+            Self::Nodes { output }
+            | Self::Gpus { output, .. }
+            | Self::Pods { output }
+            | Self::Defrag { output }
+            | Self::Report { output, .. }
+            | Self::Check { output, .. } => output,
+            Self::Adopt(args) => &args.output,
+            Self::Advise(args) => &args.output,
+            Self::Whatif(args) => &args.output,
+            Self::Capacity(args) => &args.output,
+            _ => return None,
+        };
+        output.watch.then_some(&output.format)
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]

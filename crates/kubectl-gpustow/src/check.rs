@@ -1,6 +1,7 @@
 //! `check`: drift between assignments, GPUs, agents and the scheduler's configuration, and the fix.
 
 mod bounds;
+pub(crate) mod bundle;
 mod cards;
 mod configuration;
 mod marks;

@@ -24,7 +24,7 @@ use crate::why::{self, Why};
 pub(crate) async fn run(
     global: &Global,
     file: &Path,
-    format: Format,
+    format: &Format,
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
     let pods = pods(file)?;
@@ -45,7 +45,7 @@ pub(crate) async fn run(
             Some(_) => of_own(global, &cluster, pod, named).await?,
         };
         if number > 0 {
-            writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
+            writeln!(out, "{}", if *format == Format::Yaml { "---" } else { "" })?;
         }
         let why = why.into_fit();
         if answer != Answer::No && why.answer() != Answer::Yes {

@@ -22,15 +22,18 @@ mod version;
 mod whatif;
 mod why;
 
+use std::collections::HashSet;
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::Result;
 use gpustow_inspect::load;
+use tokio::time::sleep;
 
 pub use args::Args;
 use args::Command;
-use output::Output;
 pub use output::Screen;
+use output::{Format, Output};
 
 /// What a command found, as its exit code says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +46,38 @@ pub enum Answer {
     Unknown,
 }
 
-/// Runs one command, with its output to `out`.
+/// Between two looks at a list that is watched.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Runs one command, with its output to `out`; with `--watch` again and again, with what has changed.
 ///
 /// # Errors
 /// If the question cannot be answered: exit code 2.
 pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Result<Answer> {
+    let Some(format) = args.command.watched().cloned() else {
+        return once(args, out, screen).await;
+    };
+    let is_document = matches!(format, Format::Json | Format::Yaml | Format::JsonPath(_));
+    let mut before = String::new();
+    loop {
+        let mut now = Vec::new();
+        Box::pin(once(args.clone(), &mut now, screen)).await?;
+        let now = String::from_utf8(now)?;
+        if is_document && now != before {
+            let begin = if format == Format::Yaml { "---\n" } else { "" };
+            write!(out, "{begin}{now}")?;
+        } else {
+            let known: HashSet<&str> = before.lines().collect();
+            let mut new = now.lines().filter(|line| !known.contains(line));
+            new.try_for_each(|line| writeln!(out, "{line}"))?;
+        }
+        out.flush()?;
+        before = now;
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn once(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Result<Answer> {
     let Args { global, command } = args;
     // On the heap: every arm would have one of its own on the stack.
     let cluster = || Box::pin(async { load(&global.source).await.map(Box::new) });
@@ -67,9 +97,11 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             // Showback is for the whole cluster unless a namespace is named.
             lists::report(&cluster, &global.scope_in(None), &by).print(&output, screen, out)
         }
-        Command::Why { pod, answer } => Box::pin(why::run(&global, &pod, answer.format, out)).await,
+        Command::Why { pod, answer } => {
+            Box::pin(why::run(&global, &pod, &answer.format, out)).await
+        }
         Command::Fit { file, answer } => {
-            Box::pin(fit::run(&global, &file, answer.format, out)).await
+            Box::pin(fit::run(&global, &file, &answer.format, out)).await
         }
         Command::Adopt(args) => Box::pin(adopt::run(&global, &args, out, screen)).await,
         Command::Advise(args) => Box::pin(advise::run(&global, &args, out, screen)).await,
@@ -80,11 +112,25 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             defrag::plans(&cluster, &global.scope_in(None)).print(&output, screen, out)
         }
         Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),
-        Command::Check { output } => {
+        Command::Check { bundle, output } => {
             let cluster = cluster().await?;
             let webhook = Box::pin(admitted::problem(&global.source)).await?;
             let bounds = Box::pin(global.source.bounds()).await.ok();
-            check::run(&cluster, webhook, bounds.as_ref()).print(&output, screen, out)
+            let found = check::run(&cluster, webhook, bounds.as_ref());
+            let Some(file) = bundle else {
+                return found.print(&output, screen, out);
+            };
+            let (mut text, mut versions) = (Vec::new(), Vec::new());
+            let answer = found.print(&output, Screen::default(), &mut text)?;
+            version::run(Ok(cluster), &mut versions)?;
+            let texts = [("check.txt", text), ("versions.txt", versions)];
+            Box::pin(check::bundle::write(&global.source, &file, &texts)).await?;
+            let file = file.display();
+            writeln!(
+                out,
+                "Wrote {file}. It names pods, nodes, namespaces and images: read it before you pass it on."
+            )?;
+            Ok(answer)
         }
         Command::Version => version::run(cluster().await, out),
         Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,

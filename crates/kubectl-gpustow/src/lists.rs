@@ -22,6 +22,17 @@ pub(crate) fn used(card: &CardView) -> Mib {
     card.pods.iter().filter_map(|pod| pod.used).sum()
 }
 
+/// What the card's agent reported last of the time in which a kernel ran, in percent.
+pub(crate) fn busy(cluster: &Cluster, node: &str, card: &CardView) -> Option<u32> {
+    let gpus = &cluster.reports.get(node)?.gpus;
+    gpus.iter().find(|it| *it.uuid == *card.uuid)?.utilization
+}
+
+/// A part of a GPU's memory or of a node's, in percent of it.
+fn percent(part: Mib, of: Mib) -> Value {
+    (part.0 * 100).checked_div(of.0).into()
+}
+
 pub(crate) struct NodeRow {
     name: String,
     models: Vec<String>,
@@ -29,6 +40,7 @@ pub(crate) struct NodeRow {
     room: Mib,
     largest: Mib,
     whole: u64,
+    memory: Mib,
     requested: Mib,
     used: Mib,
     unmanaged: Mib,
@@ -72,6 +84,7 @@ fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
             .max()
             .unwrap_or_default(),
         whole: cards.iter().filter(|card| is_whole(view, card)).count() as u64,
+        memory: cards.iter().map(|card| card.capacity).sum(),
         requested: cards.iter().map(|card| card.held).sum(),
         used: cards.iter().map(used).sum(),
         unmanaged: cards.iter().map(|card| card.unmanaged).sum(),
@@ -101,6 +114,7 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
         room: sum(|row| row.room),
         largest: rows.iter().map(|row| row.largest).max().unwrap_or_default(),
         whole: rows.iter().map(|row| row.whole).sum(),
+        memory: sum(|row| row.memory),
         requested: sum(|row| row.requested),
         used: sum(|row| row.used),
         unmanaged: sum(|row| row.unmanaged),
@@ -128,6 +142,13 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
                 row.unmanaged.into()
             }),
             column("STATE", "state", Always, |row| row.state.clone()),
+            column("MEMORY", "memoryBytes", Wide, |row| row.memory.into()),
+            column("REQUESTED%", "requestedPercent", Wide, |row| {
+                percent(row.requested, row.memory)
+            }),
+            column("USED%", "usedPercent", Wide, |row| {
+                percent(row.used + row.unmanaged, row.memory)
+            }),
             column("AGENT-AGE", "agentAgeSeconds", Wide, |row| {
                 row.age.map_or(Value::Nothing, Value::Age)
             }),
@@ -145,6 +166,8 @@ pub(crate) struct GpuRow {
     pub(crate) node: String,
     pub(crate) card: CardView,
     pub(crate) room: Mib,
+    /// Per cent of the time in which a kernel ran, as its agent reported last.
+    busy: Option<u32>,
     /// Why it takes no pods.
     refuses: Option<String>,
     /// Why the driver holds no limit there.
@@ -174,6 +197,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             borrowed: borrowings.on(cluster, &view.name, card),
             node: view.name.to_string(),
             room: room(&view, card),
+            busy: busy(cluster, &view.name, card),
             refuses: state::refuses(cluster, &view, card),
             no_limit: state::no_limit(cluster, &view, card),
             owners: owners.on(&view.name, card),
@@ -205,6 +229,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 row.card.unmanaged.into()
             }),
             column("AVAILABLE", "availableBytes", Always, |row| row.room.into()),
+            column("BUSY%", "utilizationPercent", Always, |row| row.busy.into()),
             column("HEALTH", "health", Always, |row| match &row.refuses {
                 None => Value::Good("healthy".to_owned()),
                 Some(why) => Value::Bad(why.clone()),
@@ -218,6 +243,12 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             column("OTHERS", "others", Wide, |row| Value::things(&row.others)),
             column("MEMORY", "memoryBytes", Wide, |row| {
                 row.card.capacity.into()
+            }),
+            column("REQUESTED%", "requestedPercent", Wide, |row| {
+                percent(row.card.held, row.card.capacity)
+            }),
+            column("USED%", "usedPercent", Wide, |row| {
+                percent(used(&row.card) + row.card.unmanaged, row.card.capacity)
             }),
             column("UUID", "gpuUuid", Wide, |row| row.card.uuid.clone().into()),
             column("RESERVED", "reservedBytes", Wide, |row| {

@@ -1,17 +1,21 @@
 //! One list of rows in every form: a table for people; JSON, YAML, CSV and names for programs.
 //! Programs get whole bytes and a version, people get units.
 
+mod template;
 mod value;
 
 use std::io::{IsTerminal as _, Write};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
 use gpustow_api::names;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use crate::Answer;
+use template::Template;
 pub(crate) use value::{Value, printable};
 
 /// The version of what programs read.
@@ -20,7 +24,7 @@ pub(crate) fn api_version() -> String {
 }
 
 /// How to print.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
     Table,
@@ -34,18 +38,62 @@ pub(crate) enum Format {
     Csv,
     /// One name a line.
     Name,
+    /// What a template picks from the JSON.
+    #[value(skip)]
+    JsonPath(Template),
+}
+
+const JSONPATH: &str = "jsonpath=";
+
+/// Reads a [`Format`]: one of these names, or a JSONPath template.
+#[derive(Clone)]
+pub(crate) struct Formats(pub(crate) &'static [&'static str]);
+
+impl TypedValueParser for Formats {
+    type Value = Format;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        _: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Format, clap::Error> {
+        let text = value.to_string_lossy();
+        let read = match text.strip_prefix(JSONPATH) {
+            Some(template) => template.parse().map(Format::JsonPath),
+            None if self.0.contains(&&*text) => Format::from_str(&text, false),
+            None => {
+                let names = self.0.join(", ");
+                Err(format!("possible values: {names}, {JSONPATH}TEMPLATE"))
+            }
+        };
+        read.map_err(|why| {
+            let message = format!("-o {text}: {why}\n");
+            clap::Error::raw(ErrorKind::InvalidValue, message).with_cmd(command)
+        })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(
+            self.0.iter().chain(&["jsonpath"]).map(PossibleValue::new),
+        ))
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Output {
-    /// Form of the output
+    /// Form of the output; jsonpath=TEMPLATE as in kubectl
     #[arg(
         short = 'o',
         long = "output",
         value_name = "FORMAT",
-        default_value = "table"
+        default_value = "table",
+        value_parser = Formats(&["table", "wide", "json", "yaml", "csv", "name"])
     )]
     pub(crate) format: Format,
+    /// Print changes until you press Ctrl-C
+    #[arg(short, long)]
+    pub(crate) watch: bool,
     /// Leave the header line out
     #[arg(long)]
     pub(crate) no_headers: bool,
@@ -149,19 +197,19 @@ impl<R> Listing<R> {
         if let Some(column) = &output.sort_by {
             self.sort(column)?;
         }
-        match output.format {
+        match &output.format {
             Format::Table | Format::Wide => {
                 self.table(output, screen, out)?;
                 if let Some(left_out) = output.left_out {
                     writeln!(out, "\nLeft out: {left_out}")?;
                 }
             }
-            Format::Json | Format::Yaml => {
+            format @ (Format::Json | Format::Yaml | Format::JsonPath(_)) => {
                 let mut list = self.json();
                 if let Some(left_out) = output.left_out {
                     list["leftOut"] = json!(left_out);
                 }
-                write_value(&list, output.format, out)?;
+                write_value(&list, format, out)?;
             }
             Format::Csv => self.csv(output.no_headers, out)?,
             Format::Name => {
@@ -309,12 +357,13 @@ impl<R> Listing<R> {
 /// Prints a value that is not a list as JSON or YAML.
 pub(crate) fn write_value(
     value: &impl Serialize,
-    format: Format,
+    format: &Format,
     out: &mut dyn Write,
 ) -> Result<()> {
     let text = match format {
         Format::Json => serde_json::to_string_pretty(value)? + "\n",
         Format::Yaml => serde_yaml::to_string(value)?,
+        Format::JsonPath(template) => template.of(&serde_json::to_value(value)?),
         _ => bail!("-o: this command prints text, wide, json or yaml"),
     };
     out.write_all(text.as_bytes()).context("cannot write")

@@ -56,6 +56,7 @@ pub(crate) async fn run(
     let output = Output {
         format: Format::Table,
         no_headers: false,
+        watch: false,
         sort_by: None,
         left_out: cluster.left_out,
     };
@@ -301,6 +302,7 @@ mod tests {
             let output = Output {
                 format: Format::Table,
                 no_headers: false,
+                watch: false,
                 sort_by: None,
                 left_out: None,
             };

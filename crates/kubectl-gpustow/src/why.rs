@@ -120,7 +120,7 @@ struct Count {
 pub(crate) async fn run(
     global: &Global,
     pod: &str,
-    format: Format,
+    format: &Format,
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
     let named = pod.split_once('/').map(|(word, _)| word);

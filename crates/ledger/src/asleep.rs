@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Memory, PodFacts};
+use gpustow_books::Budget;
+use gpustow_means::Sight;
 use gpustow_pack::Mib;
 
 use crate::Ledger;
-use crate::budget::Budget;
-use crate::known::Known;
 
 /// What a pod is to be told of the memory that it requested.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ impl Ledger {
             budget.charge(1);
             last = Some(&pod.uid);
             if !pod.deleting {
-                news.extend(sight.news_for(pod, &told, &mut budget));
+                news.extend(news_for(&sight, pod, &told, &mut budget));
             }
         }
         let after = last.filter(|_| budget.is_spent()).cloned();
@@ -53,71 +53,69 @@ impl Ledger {
     }
 }
 
-impl Known<'_> {
-    fn news_for(
-        &self,
-        pod: &Arc<PodFacts>,
-        told: &impl Fn(&str) -> bool,
-        budget: &mut Budget,
-    ) -> Option<News> {
-        let sleep = pod.sleep?;
-        let name = pod.node.as_ref().filter(|_| !pod.released)?;
-        let (memory, missing) = match (sleep.asleep, sleep.told) {
-            (true, _) => (Memory::Asleep, Vec::new()),
-            // What it was told once holds until it sleeps again.
-            (false, Some(Memory::Free)) => return None,
-            (false, _) if told(&pod.uid) => return None,
-            (false, _) => {
-                let missing = self.missing_for(pod, name, told, budget)?;
-                match missing.is_empty() {
-                    true => (Memory::Free, missing),
-                    false => (Memory::Reclaiming, missing),
-                }
-            }
-        };
-        (sleep.told != Some(memory)).then(|| News {
-            pod: pod.clone(),
-            memory,
-            missing,
-        })
-    }
-
-    /// What is missing of the pod's GPUs for it to have all that it requested, if that can be told now.
-    fn missing_for(
-        &self,
-        pod: &PodFacts,
-        name: &Arc<str>,
-        told: &impl Fn(&str) -> bool,
-        budget: &mut Budget,
-    ) -> Option<Vec<(Arc<str>, Mib)>> {
-        self.check(name).ok()?;
-        let node = self.books.node(name)?;
-        let turn = |pod: &PodFacts| {
-            let shows = pod.sleep.and_then(|sleep| sleep.told) == Some(Memory::Free);
-            (
-                !shows && !told(&pod.uid),
-                Reverse(pod.priority),
-                pod.uid.clone(),
-            )
-        };
-        let assignment = pod.assignment.as_ref()?.as_ref().ok()?;
-        let mut missing = Vec::new();
-        for (uuid, _) in &assignment.charges {
-            let gpu = node.gpus().iter().find(|gpu| *gpu.uuid == **uuid)?;
-            if !gpu.healthy || gpu.missing {
-                return None;
-            }
-            budget.charge(node.bound().len());
-            let (free, below) = self.below_request(name, node, gpu);
-            let before = |other: &PodFacts| other.wants_all() && turn(other) <= turn(pod);
-            let asked = below.iter().filter(|(_, other)| before(other));
-            let wanted: Mib = asked.map(|(left, _)| *left).sum();
-            // One that has all of it already lacks nothing.
-            let grows = below.iter().any(|(_, other)| other.uid == pod.uid);
-            if grows && wanted > free {
-                missing.push((uuid.clone(), wanted.minus(free)));
+fn news_for(
+    sight: &Sight<'_>,
+    pod: &Arc<PodFacts>,
+    told: &impl Fn(&str) -> bool,
+    budget: &mut Budget,
+) -> Option<News> {
+    let sleep = pod.sleep?;
+    let name = pod.node.as_ref().filter(|_| !pod.released)?;
+    let (memory, missing) = match (sleep.asleep, sleep.told) {
+        (true, _) => (Memory::Asleep, Vec::new()),
+        // What it was told once holds until it sleeps again.
+        (false, Some(Memory::Free)) => return None,
+        (false, _) if told(&pod.uid) => return None,
+        (false, _) => {
+            let missing = missing_for(sight, pod, name, told, budget)?;
+            match missing.is_empty() {
+                true => (Memory::Free, missing),
+                false => (Memory::Reclaiming, missing),
             }
         }
-        Some(missing)
+    };
+    (sleep.told != Some(memory)).then(|| News {
+        pod: pod.clone(),
+        memory,
+        missing,
+    })
+}
+
+/// What is missing of the pod's GPUs for it to have all that it requested, if that can be told now.
+fn missing_for(
+    sight: &Sight<'_>,
+    pod: &PodFacts,
+    name: &Arc<str>,
+    told: &impl Fn(&str) -> bool,
+    budget: &mut Budget,
+) -> Option<Vec<(Arc<str>, Mib)>> {
+    sight.check(name).ok()?;
+    let node = sight.books.node(name)?;
+    let turn = |pod: &PodFacts| {
+        let shows = pod.sleep.and_then(|sleep| sleep.told) == Some(Memory::Free);
+        (
+            !shows && !told(&pod.uid),
+            Reverse(pod.priority),
+            pod.uid.clone(),
+        )
+    };
+    let assignment = pod.assignment.as_ref()?.as_ref().ok()?;
+    let mut missing = Vec::new();
+    for (uuid, _) in &assignment.charges {
+        let gpu = node.gpus().iter().find(|gpu| *gpu.uuid == **uuid)?;
+        if !gpu.healthy || gpu.missing {
+            return None;
+        }
+        budget.charge(node.bound().len());
+        let (free, below) = sight.below_request(name, node, gpu);
+        let before = |other: &PodFacts| other.wants_all() && turn(other) <= turn(pod);
+        let asked = below.iter().filter(|(_, other)| before(other));
+        let wanted: Mib = asked.map(|(left, _)| *left).sum();
+        // One that has all of it already lacks nothing.
+        let grows = below.iter().any(|(_, other)| other.uid == pod.uid);
+        if grows && wanted > free {
+            missing.push((uuid.clone(), wanted.minus(free)));
+        }
     }
+    Some(missing)
 }

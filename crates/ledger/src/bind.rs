@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Assignment, PodFacts};
+use gpustow_books::{AssumedPod, Node, Outcome, Reason};
 use gpustow_pack::{Choice, Request};
 use thiserror::Error;
 
 use crate::Ledger;
-use crate::books::{AssumedPod, Node, Outcome};
-use crate::reason::Reason;
 
 /// Why a bind is not even tried.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

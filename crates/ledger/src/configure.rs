@@ -1,6 +1,7 @@
 //! Changes of the configuration while the ledger is in use.
 
-use crate::earmarks::Ended;
+use gpustow_books::Ended;
+
 use crate::{Config, Ledger};
 
 impl Ledger {

@@ -4,18 +4,13 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
+use gpustow_books::{
+    AssumedPod, Budget, Change, ClassId, Host, Node, NodeSet, Reason, Slot, Tried,
+};
+use gpustow_means::{Reclaim, Seat, Shortfall, Sight};
 use gpustow_pack::{Cost, Refusal, Request};
 
-use crate::Ledger;
-use crate::books::{AssumedPod, Change, Node};
-use crate::budget::Budget;
-use crate::evidence::{NodeSet, Tried};
-use crate::gangs::{Seat, Shortfall};
-use crate::known::Known;
-use crate::means::Reclaim;
-use crate::reason::Reason;
-use crate::scores::{ClassId, Slot};
-use crate::trial::Host;
+use crate::{Ledger, explain};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -265,7 +260,7 @@ impl Ledger {
         if seat.is_some_and(|seat| !seat.is_on(name)) {
             return;
         }
-        let averse = self.sight(now).is_averse(name, tainted, ask.tolerates);
+        let averse = is_averse(&self.sight(now), name, tainted, ask.tolerates);
         let tried = found.tried.as_ref().is_some_and(|it| it.has(name));
         let key = (tried, averse, cost, name);
         match found.feasible.first_mut() {
@@ -300,7 +295,7 @@ impl Ledger {
             Reclaim::at_once(&mut self.parts, pod, &short);
         }
         for (name, reason) in &mut refused {
-            *reason = self.sight(now).told(pod, name, *reason);
+            *reason = explain::told(&self.sight(now), pod, name, *reason);
         }
         Filtered {
             refused,
@@ -357,7 +352,7 @@ impl Ledger {
         let mut budget = Budget::of(&self.parts.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
-                self.sight(now).cost_without(name, pod, &mut budget)?
+                cost_without(&self.sight(now), name, pod, &mut budget)?
             } else {
                 let slot = self.parts.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
@@ -365,7 +360,7 @@ impl Ledger {
             let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
             Some((
                 tried,
-                self.sight(now).is_averse(name, tainted, tolerates),
+                is_averse(&self.sight(now), name, tainted, tolerates),
                 cost,
             ))
         };
@@ -414,35 +409,33 @@ impl Ledger {
     }
 }
 
-impl Known<'_> {
-    /// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
-    /// soft taints.
-    fn cost_without(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        budget: &mut Budget,
-    ) -> Option<(Cost, bool)> {
-        let gate = self.enter(self.scores.slot(name)?).ok()?;
-        let mut trial = self.trial().while_others_start();
-        trial.leave([pod.uid.clone()]);
-        let choice = trial.fit(pod, name, None, Host::Beside, budget).ok()?;
-        Some((choice.cost, gate.is_tainted()))
-    }
+/// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
+/// soft taints.
+fn cost_without(
+    sight: &Sight<'_>,
+    name: &str,
+    pod: &PodFacts,
+    budget: &mut Budget,
+) -> Option<(Cost, bool)> {
+    let gate = sight.enter(sight.scores.slot(name)?).ok()?;
+    let mut trial = sight.trial().while_others_start();
+    trial.leave([pod.uid.clone()]);
+    let choice = trial.fit(pod, name, None, Host::Beside, budget).ok()?;
+    Some((choice.cost, gate.is_tainted()))
+}
 
-    /// Does the node rank last, because it is emptied, or has soft taints that the pod does not tolerate?
-    pub(crate) fn is_averse(
-        &self,
-        name: &str,
-        tainted: bool,
-        tolerates: &dyn Fn(&Taints) -> bool,
-    ) -> bool {
-        if !tainted {
-            return self.earmarks.empties(name);
-        }
-        let facts = self.books.node(name).and_then(Node::facts);
-        let taints = facts.map(|facts| &facts.prefer_no_schedule);
-        self.earmarks.empties(name)
-            || taints.is_some_and(|taints| !taints.is_empty() && !tolerates(taints))
+/// Does the node rank last, because it is emptied, or has soft taints that the pod does not tolerate?
+pub(crate) fn is_averse(
+    sight: &Sight<'_>,
+    name: &str,
+    tainted: bool,
+    tolerates: &dyn Fn(&Taints) -> bool,
+) -> bool {
+    if !tainted {
+        return sight.earmarks.empties(name);
     }
+    let facts = sight.books.node(name).and_then(Node::facts);
+    let taints = facts.map(|facts| &facts.prefer_no_schedule);
+    sight.earmarks.empties(name)
+        || taints.is_some_and(|taints| !taints.is_empty() && !tolerates(taints))
 }

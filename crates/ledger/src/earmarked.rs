@@ -1,9 +1,9 @@
 //! How many earmarks there are, and how those before them ended.
 
+use gpustow_books::{Cause, Ended};
 use strum::VariantArray as _;
 
 use crate::Ledger;
-use crate::earmarks::{Cause, Ended};
 
 impl Ledger {
     /// How many earmarks there are now, for each cause.

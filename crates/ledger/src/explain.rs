@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::intree::{self, Constraints};
+use gpustow_books::{Budget, Host, Reason};
+use gpustow_means::Sight;
 use gpustow_pack::{Choice, Mib, Refusal, Starts};
 
 use crate::Ledger;
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::reason::Reason;
-use crate::trial::Host;
 
 impl Ledger {
     /// Where on one node the pod would go now, or why it would not. Card indices are those of
@@ -23,7 +21,7 @@ impl Ledger {
         let sight = self.sight(now);
         sight.check(node)?;
         let choice = sight.choose(node, pod);
-        choice.map_err(|reason| sight.told(pod, node, reason))
+        choice.map_err(|reason| told(&sight, pod, node, reason))
     }
 
     /// One sentence on what speaks for these charges (card index as in
@@ -73,28 +71,24 @@ impl Ledger {
     }
 }
 
-impl Known<'_> {
-    /// What people are told where the node does not take the pod for this reason.
-    pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
-        match reason {
-            Reason::Fit(Refusal::Unhealthy) if self.ends_with_uncordon(pod, name) => {
-                Reason::Cordoned
-            }
-            other => self.refused_because(&pod.uid, name, other),
-        }
+/// What people are told where the node does not take the pod for this reason.
+pub(crate) fn told(sight: &Sight<'_>, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
+    match reason {
+        Reason::Fit(Refusal::Unhealthy) if ends_with_uncordon(sight, pod, name) => Reason::Cordoned,
+        other => sight.refused_because(&pod.uid, name, other),
     }
+}
 
-    /// Would the pod fit if no GPU of the node were cordoned?
-    fn ends_with_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
-        let Some(node) = self.books.node(name) else {
-            return false;
-        };
-        if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
-            return false;
-        }
-        let mut trial = self.trial().keeping_nothing();
-        trial.uncordon(name, pod);
-        let all = &mut Budget::all();
-        trial.fits(pod, name, Host::Beside, all) == Some(true)
+/// Would the pod fit if no GPU of the node were cordoned?
+fn ends_with_uncordon(sight: &Sight<'_>, pod: &PodFacts, name: &str) -> bool {
+    let Some(node) = sight.books.node(name) else {
+        return false;
+    };
+    if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
+        return false;
     }
+    let mut trial = sight.trial().keeping_nothing();
+    trial.uncordon(name, pod);
+    let all = &mut Budget::all();
+    trial.fits(pod, name, Host::Beside, all) == Some(true)
 }

@@ -14,11 +14,9 @@
 //!                         └─ watch: has a node ─▶ bound                       ▼
 //!                                                                            gone
 //! ```
-//! Inside are five parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
-//! bound), the *scores* (what filter remembers and policies have learnt), the *earmarks* (which pod room is
-//! kept for), what kube-scheduler has *shown*, and the *queue* (who waits for which room). Only the books say
-//! what is true. Each of their verbs returns a `Change`, and the others follow from that in one place. The
-//! verbs of this crate's users, one file each, ask all five.
+//! Below are three crates: `gpustow-books` (what is true and known, and the one what-if), `gpustow-queue` (who waits for which
+//! room) and `gpustow-means` (how room is made, and where gangs go). Only the books say what is true. Each of their verbs
+//! returns a `Change`, and the others follow from that in one place. The verbs of this crate's users, one file each, ask all.
 //!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
@@ -48,66 +46,40 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod asked;
 mod asleep;
 mod bind;
-mod books;
-mod budget;
-mod config;
 mod configure;
 mod decide;
 mod earmarked;
-mod earmarks;
-mod evidence;
 mod explain;
-mod gangs;
-mod known;
 mod late;
 mod look;
-mod maps;
-mod means;
 mod members;
-mod offered;
-mod parts;
 mod preempt;
 mod problems;
 mod provision;
-mod queue;
-mod reason;
 mod report;
-mod scores;
-mod sight;
 mod snapshot;
-mod trial;
-mod turn;
 mod wake;
 mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use books::Change;
-use means::Registry;
-use parts::Parts;
-use sight::Sight;
+use gpustow_books::Change;
+use gpustow_means::{Cycles, Parts, Registry, Sight};
 
 pub use asleep::News;
 pub use bind::BindRefusal;
-pub use books::Outcome;
-pub use budget::Budget;
-pub use config::Config;
 pub use decide::{Ask, Filtered};
-pub use earmarks::{Cause, Ended};
-pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
-pub use means::{
-    Action, Borrower, Demand, Demands, Emptying, Move, Moves, NotNow, OverLimit, Purpose, Reserved,
-    Shortage, TURNS,
+pub use gpustow_books::{Budget, Cause, Config, Ended, Outcome, Reason};
+pub use gpustow_means::{
+    Action, Borrower, Demand, Demands, Emptying, Extent, GangView, MOST_PODS, Move, Moves, NotNow,
+    OverLimit, Purpose, Reserved, Shortage, Shortfall, Standing, TURNS, Victims,
 };
-pub use preempt::Victims;
+pub use gpustow_queue::{Queued, Ungate};
 pub use problems::{Problem, twice};
 pub use provision::{Placeholder, Provision};
-pub use queue::{Queued, Ungate};
-pub use reason::Reason;
 pub use report::{MEANS, Pursuit};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState};
 
@@ -117,7 +89,7 @@ pub struct Ledger {
     parts: Parts,
     means: Registry,
     wakes: wake::Wakes,
-    gangs: gangs::Cycles,
+    gangs: Cycles,
     arriving: provision::Arriving,
     unanswered: provision::Unanswered,
     lacks: provision::Lacks,

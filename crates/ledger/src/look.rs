@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use gpustow_api::config::Action;
 use gpustow_api::{Group, PodFacts};
+use gpustow_books::{Budget, Cause, Ended};
+use gpustow_means::{Demand, Demands, Emptying, Moves, OverLimit, Reserved, Shortage};
 
 use crate::Ledger;
-use crate::budget::Budget;
-use crate::earmarks::{Cause, Ended};
-use crate::means::{Demand, Demands, Emptying, Moves, OverLimit, Reserved, Shortage};
 
 impl Ledger {
     /// One means has its turn, and may evict at most so many pods. A look is a turn of each, in the order of [`crate::TURNS`], every

@@ -1,16 +1,14 @@
-//! Filter calls about pods of gangs ([`crate::gangs`]).
+//! Filter calls about pods of gangs (`gangs` of [`gpustow_means`]).
 
 use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_books::{Budget, NodeSet, Reason};
+use gpustow_means::{GangView, Member, Seat, Shortfall};
 
-use crate::budget::Budget;
 use crate::decide::{Compared, refuse_all};
-use crate::evidence::NodeSet;
-use crate::gangs::{GangView, Member, Seat, Shortfall};
-use crate::reason::Reason;
 use crate::{Ask, Filtered, Ledger};
 
 impl Ledger {

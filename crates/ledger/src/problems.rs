@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_api::{Assignment, PodFacts};
+use gpustow_books::{HashMap, Node};
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantNames};
 
-use crate::books::Node;
-use crate::maps::HashMap;
 use crate::{Ledger, NodeView};
 
 /// No UUID is longer.

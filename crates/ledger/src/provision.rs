@@ -19,17 +19,12 @@ use std::time::Duration;
 
 use gpustow_api::intree::Constraints;
 use gpustow_api::{PodFacts, names};
+use gpustow_books::{Budget, Evidence, HashMap, HashSet, Reason, Turn, Uid};
+use gpustow_means::Sight;
 use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::Ledger;
-use crate::books::Uid;
-use crate::budget::Budget;
-use crate::evidence::Evidence;
-use crate::maps::{HashMap, HashSet};
 use crate::preempt::asked_in_sum;
-use crate::reason::Reason;
-use crate::sight::Sight;
-use crate::turn::Turn;
 pub(crate) use gangs::Lacks;
 use kinds::{Bin, Kinds, fewest};
 
@@ -149,7 +144,7 @@ impl Ledger {
         let mut spent = u64::try_from(self.parts.books.arriving().len()).unwrap_or(u64::MAX);
         let sight = self.sight(now);
         lacks.look(&sight, &present, &arriving, &mut spent);
-        let needs = sight.needs(&arriving, &lacks, &present, &mut spent);
+        let needs = needs(&sight, &arriving, &lacks, &present, &mut spent);
         self.lacks = lacks;
         self.parts.count_spent(spent);
         if needs.is_empty() {
@@ -163,9 +158,8 @@ impl Ledger {
             .0
             .retain(|uid, _| self.parts.books.pod(uid).is_some());
         let mut spent = 0;
-        let provision =
-            self.sight(now)
-                .placeholders(&needs, present, &arriving, &unanswered, &mut spent);
+        let sight = self.sight(now);
+        let provision = placeholders(&sight, &needs, present, &arriving, &unanswered, &mut spent);
         self.parts.count_spent(spent);
         for placeholder in &provision.unanswered {
             if let Some(owner) = placeholder.placeholder_owner()
@@ -198,255 +192,253 @@ impl Ledger {
     }
 }
 
-impl Sight<'_> {
-    /// The pods that wait and that no present node can take, the first in turn. Those for which there are placeholders
-    /// are looked at before the others: what a look costs is bounded.
-    fn needs(
-        &self,
-        arriving: &HashSet<Arc<str>>,
-        lacks: &Lacks,
-        present: &[Arc<PodFacts>],
-        spent: &mut u64,
-    ) -> Vec<Need> {
-        let named = present.iter().flat_map(|it| it.stands_for.iter());
-        let named: HashSet<&Uid> = named.flat_map(|uids| uids.iter()).collect();
-        let mut turns: Vec<&Turn> = self.queue.waiting().turns().collect();
-        turns.sort_unstable_by_key(|turn| (!named.contains(turn.uid()), *turn));
-        let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
-        let mut budget = Budget::of_look();
-        budget.charge(turns.len() / 8);
-        let mut of_sums = Budget::of_look();
-        let mut needs = Vec::new();
-        // What pods before this one would take.
-        let mut taken = HashMap::default();
-        let mut seen = 0;
-        for turn in turns {
-            if needs.len() - seen == PODS {
-                break;
-            }
-            let Some((pod, request)) = self.without_means(turn.uid()) else {
-                continue;
+/// The pods that wait and that no present node can take, the first in turn. Those for which there are placeholders
+/// are looked at before the others: what a look costs is bounded.
+fn needs(
+    sight: &Sight<'_>,
+    arriving: &HashSet<Arc<str>>,
+    lacks: &Lacks,
+    present: &[Arc<PodFacts>],
+    spent: &mut u64,
+) -> Vec<Need> {
+    let named = present.iter().flat_map(|it| it.stands_for.iter());
+    let named: HashSet<&Uid> = named.flat_map(|uids| uids.iter()).collect();
+    let mut turns: Vec<&Turn> = sight.queue.waiting().turns().collect();
+    turns.sort_unstable_by_key(|turn| (!named.contains(turn.uid()), *turn));
+    let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
+    let mut budget = Budget::of_look();
+    budget.charge(turns.len() / 8);
+    let mut of_sums = Budget::of_look();
+    let mut needs = Vec::new();
+    // What pods before this one would take.
+    let mut taken = HashMap::default();
+    let mut seen = 0;
+    for turn in turns {
+        if needs.len() - seen == PODS {
+            break;
+        }
+        let Some((pod, request)) = without_means(sight, turn.uid()) else {
+            continue;
+        };
+        let lacks = lacks.lacks(&pod);
+        let key = (request.clone(), pod.constraints.clone());
+        let fits = || {
+            *(fits.entry(key)).or_insert_with(|| may_fit_some(sight, &pod, arriving, &mut budget))
+        };
+        if lacks.is_none() && fits() {
+            continue;
+        }
+        // It counts the pods that fit and wait for the rest of their gang.
+        let is_seen = !pod.queued
+            && match seems_to_fit(sight, &pod, &request, &mut taken, &mut of_sums) {
+                Some(fits) => !fits,
+                None => !named.contains(&pod.uid),
             };
-            let lacks = lacks.lacks(&pod);
-            let key = (request.clone(), pod.constraints.clone());
-            let fits = || {
-                *(fits.entry(key)).or_insert_with(|| self.may_fit_some(&pod, arriving, &mut budget))
-            };
-            if lacks.is_none() && fits() {
-                continue;
-            }
-            // It counts the pods that fit and wait for the rest of their gang.
-            let is_seen = !pod.queued
-                && match self.seems_to_fit(&pod, &request, &mut taken, &mut of_sums) {
-                    Some(fits) => !fits,
-                    None => !named.contains(&pod.uid),
-                };
-            // What the autoscaler adds for so many takes others as well.
-            if lacks != Some(false) && (!is_seen || seen < PODS) {
-                seen += usize::from(is_seen);
-                needs.push(Need {
-                    pod,
-                    request,
-                    is_seen,
-                });
-            }
+        // What the autoscaler adds for so many takes others as well.
+        if lacks != Some(false) && (!is_seen || seen < PODS) {
+            seen += usize::from(is_seen);
+            needs.push(Need {
+                pod,
+                request,
+                is_seen,
+            });
         }
-        needs.sort_by_cached_key(|need| Turn::of(&need.pod));
-        *spent += budget.spent() + of_sums.spent();
-        needs
     }
+    needs.sort_by_cached_key(|need| Turn::of(&need.pod));
+    *spent += budget.spent() + of_sums.spent();
+    needs
+}
 
-    /// The pod, if it waits and no other means makes room for it.
-    fn without_means(&self, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Request>)> {
-        let pod = self.asleep(uid)?;
-        let request = pod.asks.request()?.clone();
-        // A new GPU has an unknown UUID, and which pods share it was not counted.
-        let rules = request.rules.as_ref();
-        let is_bound_to_gpus = rules.is_some_and(|rules| {
-            !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()
-        });
-        let waits = !self.earmarks.is_nominated(&pod)
-            && !is_bound_to_gpus
-            && self.books.assumed(uid).is_none()
-            && !self.books.is_unfenced(uid)
-            && !self.earmarks.has_more_than_reservation(uid)
-            && !self.expects_room(&pod);
-        waits.then_some((pod, request))
+/// The pod, if it waits and no other means makes room for it.
+fn without_means(sight: &Sight<'_>, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Request>)> {
+    let pod = sight.asleep(uid)?;
+    let request = pod.asks.request()?.clone();
+    // A new GPU has an unknown UUID, and which pods share it was not counted.
+    let rules = request.rules.as_ref();
+    let is_bound_to_gpus = rules.is_some_and(|rules| {
+        !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()
+    });
+    let waits = !sight.earmarks.is_nominated(&pod)
+        && !is_bound_to_gpus
+        && sight.books.assumed(uid).is_none()
+        && !sight.books.is_unfenced(uid)
+        && !sight.earmarks.has_more_than_reservation(uid)
+        && !sight.expects_room(&pod);
+    waits.then_some((pod, request))
+}
+
+/// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
+fn may_fit_some(
+    sight: &Sight<'_>,
+    pod: &PodFacts,
+    arriving: &HashSet<Arc<str>>,
+    budget: &mut Budget,
+) -> bool {
+    let Some(request) = pod.asks.request() else {
+        return true;
+    };
+    let least = request.claims.iter().map(|claim| claim.mib).max();
+    let mut names = sight.books.with_room(least.unwrap_or_default());
+    names.any(|name| {
+        budget.charge(1);
+        budget.is_spent() || may_take(sight, name, pod, arriving, budget)
+    })
+}
+
+fn may_take(
+    sight: &Sight<'_>,
+    name: &Arc<str>,
+    pod: &PodFacts,
+    arriving: &HashSet<Arc<str>>,
+    budget: &mut Budget,
+) -> bool {
+    let Some(node) = sight.books.node(name) else {
+        return false;
+    };
+    let refused = match arriving.contains(name) {
+        true => sight.books.refused_once_started(name, pod),
+        false => sight.books.refused_in_tree(name, pod),
+    };
+    let lately = sight.config.stale_after + STALE_FOR;
+    node.facts().is_some()
+        && node.gate().is_stale(sight.now, lately) == Some(false)
+        && refused.is_none()
+        && !matches!(
+            sight.trial().choose(pod, name, budget),
+            Err(reason) if reason != Reason::NotYet
+        )
+}
+
+/// The host names of nodes with so much free in sum.
+fn seem_to_hold(sight: &Sight<'_>, mib: Mib) -> Vec<Box<str>> {
+    let free = sight.books.with_sum(mib).map(|(_, name)| name);
+    let nodes: Vec<&Arc<str>> = free.take(NAMED + 1).collect();
+    if nodes.len() > NAMED {
+        return Vec::new();
     }
+    let facts = nodes
+        .iter()
+        .filter_map(|name| sight.books.node(name)?.facts());
+    let hosts = facts.filter_map(|facts| facts.label(names::HOSTNAME));
+    let mut hosts: Vec<Box<str>> = hosts.map(Box::from).collect();
+    hosts.sort_unstable();
+    hosts
+}
 
-    /// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
-    fn may_fit_some(
-        &self,
-        pod: &PodFacts,
-        arriving: &HashSet<Arc<str>>,
-        budget: &mut Budget,
-    ) -> bool {
-        let Some(request) = pod.asks.request() else {
-            return true;
-        };
-        let least = request.claims.iter().map(|claim| claim.mib).max();
-        let mut names = self.books.with_room(least.unwrap_or_default());
-        names.any(|name| {
-            budget.charge(1);
-            budget.is_spent() || self.may_take(name, pod, arriving, budget)
-        })
-    }
-
-    fn may_take(
-        &self,
-        name: &Arc<str>,
-        pod: &PodFacts,
-        arriving: &HashSet<Arc<str>>,
-        budget: &mut Budget,
-    ) -> bool {
-        let Some(node) = self.books.node(name) else {
-            return false;
-        };
-        let refused = match arriving.contains(name) {
-            true => self.books.refused_once_started(name, pod),
-            false => self.books.refused_in_tree(name, pod),
-        };
-        let lately = self.config.stale_after + STALE_FOR;
-        node.facts().is_some()
-            && node.gate().is_stale(self.now, lately) == Some(false)
-            && refused.is_none()
-            && !matches!(
-                self.trial().choose(pod, name, budget),
-                Err(reason) if reason != Reason::NotYet
-            )
-    }
-
-    /// The host names of nodes with so much free in sum.
-    fn seem_to_hold(&self, mib: Mib) -> Vec<Box<str>> {
-        let free = self.books.with_sum(mib).map(|(_, name)| name);
-        let nodes: Vec<&Arc<str>> = free.take(NAMED + 1).collect();
-        if nodes.len() > NAMED {
-            return Vec::new();
+/// Does a node take the pod by all that an autoscaler sees, beside what is `taken`? Then the pod has that memory for the
+/// next ones. None if that takes too long to tell.
+fn seems_to_fit(
+    sight: &Sight<'_>,
+    pod: &PodFacts,
+    request: &Request,
+    taken: &mut HashMap<Arc<str>, Mib>,
+    budget: &mut Budget,
+) -> Option<bool> {
+    let asked = Mib(asked_in_sum(request));
+    for (left, name) in sight.books.with_sum(asked) {
+        budget.charge(1);
+        if budget.is_spent() {
+            return None;
         }
-        let facts = nodes
-            .iter()
-            .filter_map(|name| self.books.node(name)?.facts());
-        let hosts = facts.filter_map(|facts| facts.label(names::HOSTNAME));
-        let mut hosts: Vec<Box<str>> = hosts.map(Box::from).collect();
-        hosts.sort_unstable();
-        hosts
-    }
-
-    /// Does a node take the pod by all that an autoscaler sees, beside what is `taken`? Then the pod has that memory for the
-    /// next ones. None if that takes too long to tell.
-    fn seems_to_fit(
-        &self,
-        pod: &PodFacts,
-        request: &Request,
-        taken: &mut HashMap<Arc<str>, Mib>,
-        budget: &mut Budget,
-    ) -> Option<bool> {
-        let asked = Mib(asked_in_sum(request));
-        for (left, name) in self.books.with_sum(asked) {
-            budget.charge(1);
-            if budget.is_spent() {
-                return None;
-            }
-            let before = taken.get(name).copied().unwrap_or_default();
-            if left.minus(before) >= asked
-                && self.evidence(pod, name) != Evidence::Rejected
-                && self.books.refused_in_tree(name, pod).is_none()
-            {
-                taken.insert(name.clone(), before + asked);
-                return Some(true);
-            }
+        let before = taken.get(name).copied().unwrap_or_default();
+        if left.minus(before) >= asked
+            && sight.evidence(pod, name) != Evidence::Rejected
+            && sight.books.refused_in_tree(name, pod).is_none()
+        {
+            taken.insert(name.clone(), before + asked);
+            return Some(true);
         }
-        Some(false)
     }
+    Some(false)
+}
 
-    /// The placeholders that these pods need beside those that are there.
-    fn placeholders(
-        &self,
-        needs: &[Need],
-        present: Vec<Arc<PodFacts>>,
-        arriving: &HashSet<Arc<str>>,
-        rest: &Unanswered,
-        spent: &mut u64,
-    ) -> Provision {
-        let kinds = Kinds::of(self);
-        let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
-        let mut open: Vec<usize> = (0..needs.len()).collect();
-        let mut provision = Provision::default();
-        let mut bins: Vec<Bin> = Vec::new();
-        let mut kept = HashSet::default();
-        let mut stay = Vec::new();
-        for placeholder in present {
-            let pods = placeholder.stands_for.as_deref().unwrap_or_default();
-            // Its owner may wait for the others of its gang.
-            let owner = placeholder.placeholder_owner();
-            let owner = owner.and_then(|uid| self.books.pod(uid));
-            let waits = owner.is_some_and(|owner| owner.node.is_none());
-            let needed = pods.iter().filter_map(|uid| by_uid(uid));
-            let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();
-            let is_needed = needed
-                .is_some_and(|first| kept.len() < self.config.provision && kept.insert(first));
-            if !is_needed {
-                provision.delete.push(placeholder);
-                continue;
-            }
-            let mut bin = Bin::any(&kinds);
-            for index in pods.iter().filter_map(|uid| by_uid(uid)) {
-                bin.put(index, needs, &kinds, self.scores);
-                open.retain(|it| *it != index);
-            }
-            bins.push(bin);
-            stay.push(placeholder);
+/// The placeholders that these pods need beside those that are there.
+fn placeholders(
+    sight: &Sight<'_>,
+    needs: &[Need],
+    present: Vec<Arc<PodFacts>>,
+    arriving: &HashSet<Arc<str>>,
+    rest: &Unanswered,
+    spent: &mut u64,
+) -> Provision {
+    let kinds = Kinds::of(sight);
+    let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
+    let mut open: Vec<usize> = (0..needs.len()).collect();
+    let mut provision = Provision::default();
+    let mut bins: Vec<Bin> = Vec::new();
+    let mut kept = HashSet::default();
+    let mut stay = Vec::new();
+    for placeholder in present {
+        let pods = placeholder.stands_for.as_deref().unwrap_or_default();
+        // Its owner may wait for the others of its gang.
+        let owner = placeholder.placeholder_owner();
+        let owner = owner.and_then(|uid| sight.books.pod(uid));
+        let waits = owner.is_some_and(|owner| owner.node.is_none());
+        let needed = pods.iter().filter_map(|uid| by_uid(uid));
+        let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();
+        let is_needed =
+            needed.is_some_and(|first| kept.len() < sight.config.provision && kept.insert(first));
+        if !is_needed {
+            provision.delete.push(placeholder);
+            continue;
         }
-        // The nodes of these placeholders are among those that arrive: the oldest has the first.
-        let arriving = arriving
-            .iter()
-            .filter_map(|name| kinds.of_unknown(name, self));
-        let arriving: Vec<usize> = arriving.collect();
-        let unanswered = stay.into_iter().skip(arriving.len());
-        let unanswered =
-            unanswered.filter(|it| self.unix.is_some() && self.has_waited(it, ANSWERS_IN));
-        provision.unanswered = unanswered.collect();
-        let others = arriving.into_iter().skip(kept.len());
-        let others = others.map(|kind| Bin::of(kind, &kinds));
-        bins.splice(0..0, others);
-        // What the autoscaler adds by itself takes other pods as well.
-        let seen: Vec<usize> = open
-            .iter()
-            .copied()
-            .filter(|it| needs[*it].is_seen)
-            .collect();
-        for index in seen {
+        let mut bin = Bin::any(&kinds);
+        for index in pods.iter().filter_map(|uid| by_uid(uid)) {
+            bin.put(index, needs, &kinds, sight.scores);
             open.retain(|it| *it != index);
-            let mut taken = bins.iter_mut();
-            if !taken.any(|bin| bin.take(index, needs, &kinds, self.scores)) {
-                let mut bin = Bin::any(&kinds);
-                bin.put(index, needs, &kinds, self.scores);
-                bins.push(bin);
-            }
         }
-        open.retain(|index| {
-            let mut bins = bins.iter_mut();
-            !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
-        });
-        let free = self.config.provision - kept.len();
-        let rests = |uid: &Uid| rest.0.get(uid).is_some_and(|(until, _)| self.now < *until);
-        open.retain(|index| !rests(&needs[*index].pod.uid));
-        let times = |index: usize| rest.times(&needs[index].pod.uid);
-        let new = fewest(&open, needs, &kinds, (self.scores, &times));
-        // A placeholder that no node answered gives way to the next.
-        let short = new.len().saturating_sub(free);
-        let give_way = provision.unanswered.iter().take(short).cloned();
-        provision.delete.extend(give_way);
-        let new = new.into_iter().take(free);
-        provision
-            .create
-            .extend(new.map(|bin| bin.placeholder(needs, &kinds)));
-        for placeholder in &mut provision.create {
-            placeholder.present = self.seem_to_hold(placeholder.mib);
-        }
-        *spent += kinds.spent(self);
-        provision
+        bins.push(bin);
+        stay.push(placeholder);
     }
+    // The nodes of these placeholders are among those that arrive: the oldest has the first.
+    let arriving = arriving
+        .iter()
+        .filter_map(|name| kinds.of_unknown(name, sight));
+    let arriving: Vec<usize> = arriving.collect();
+    let unanswered = stay.into_iter().skip(arriving.len());
+    let unanswered =
+        unanswered.filter(|it| sight.unix.is_some() && sight.has_waited(it, ANSWERS_IN));
+    provision.unanswered = unanswered.collect();
+    let others = arriving.into_iter().skip(kept.len());
+    let others = others.map(|kind| Bin::of(kind, &kinds));
+    bins.splice(0..0, others);
+    // What the autoscaler adds by itself takes other pods as well.
+    let seen: Vec<usize> = open
+        .iter()
+        .copied()
+        .filter(|it| needs[*it].is_seen)
+        .collect();
+    for index in seen {
+        open.retain(|it| *it != index);
+        let mut taken = bins.iter_mut();
+        if !taken.any(|bin| bin.take(index, needs, &kinds, sight.scores)) {
+            let mut bin = Bin::any(&kinds);
+            bin.put(index, needs, &kinds, sight.scores);
+            bins.push(bin);
+        }
+    }
+    open.retain(|index| {
+        let mut bins = bins.iter_mut();
+        !bins.any(|bin| bin.take(*index, needs, &kinds, sight.scores))
+    });
+    let free = sight.config.provision - kept.len();
+    let rests = |uid: &Uid| rest.0.get(uid).is_some_and(|(until, _)| sight.now < *until);
+    open.retain(|index| !rests(&needs[*index].pod.uid));
+    let times = |index: usize| rest.times(&needs[index].pod.uid);
+    let new = fewest(&open, needs, &kinds, (sight.scores, &times));
+    // A placeholder that no node answered gives way to the next.
+    let short = new.len().saturating_sub(free);
+    let give_way = provision.unanswered.iter().take(short).cloned();
+    provision.delete.extend(give_way);
+    let new = new.into_iter().take(free);
+    provision
+        .create
+        .extend(new.map(|bin| bin.placeholder(needs, &kinds)));
+    for placeholder in &mut provision.create {
+        placeholder.present = seem_to_hold(sight, placeholder.mib);
+    }
+    *spent += kinds.spent(sight);
+    provision
 }
 
 impl Need {

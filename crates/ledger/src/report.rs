@@ -4,13 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_books::{Budget, Cause, Uid};
+use gpustow_means::{Means, NotNow, Sight};
 
 use crate::Ledger;
-use crate::books::Uid;
-use crate::budget::Budget;
-use crate::earmarks::Cause;
-use crate::known::Known;
-use crate::means::{Means, NotNow};
 
 /// The means by which room is made for a pod that waits, the mildest first.
 pub const MEANS: [Cause; 4] = [
@@ -59,44 +56,45 @@ impl Ledger {
         let sight = self.sight(now);
         MEANS.map(|means| {
             let by = self.means.find(means);
-            (means, by.map_or(Pursuit::Off, |by| sight.pursuit(by, pod)))
+            (
+                means,
+                by.map_or(Pursuit::Off, |by| pursuit(&sight, by, pod)),
+            )
         })
     }
 }
 
-impl Known<'_> {
-    fn pursuit(&self, by: &dyn Means, pod: &Arc<PodFacts>) -> Pursuit {
-        let means = by.cause();
-        let Some(after) = by.after(self.config) else {
-            return Pursuit::Off;
+fn pursuit(sight: &Sight<'_>, by: &dyn Means, pod: &Arc<PodFacts>) -> Pursuit {
+    let means = by.cause();
+    let Some(after) = by.after(sight.config) else {
+        return Pursuit::Off;
+    };
+    if let Some(until) = by.pauses(pod, sight.now) {
+        return Pursuit::BackingOff(until);
+    }
+    if let Some(earmark) = sight.earmarks.earmark(&pod.uid)
+        && earmark.cause() == means
+    {
+        return Pursuit::WaitsFor {
+            node: earmark.node().clone(),
+            pods: earmark.waits_for().to_vec(),
+            until: earmark.until(),
         };
-        if let Some(until) = by.pauses(pod, self.now) {
-            return Pursuit::BackingOff(until);
-        }
-        if let Some(earmark) = self.earmarks.earmark(&pod.uid)
-            && earmark.cause() == means
-        {
-            return Pursuit::WaitsFor {
-                node: earmark.node().clone(),
-                pods: earmark.waits_for().to_vec(),
-                until: earmark.until(),
-            };
-        }
-        if let Some(why) = self.not_now(means, pod) {
-            return Pursuit::NotNow(why);
-        }
-        if !self.has_waited(pod, after) {
-            return Pursuit::NotNow(NotNow::TooYoung(after));
-        }
-        if let Some(until) = self.earmarks.backs_off(pod, means, self.now) {
-            return Pursuit::BackingOff(until);
-        }
-        let budget = &mut Budget::of_plan();
-        let found = by.plan(self, pod, budget);
-        match found {
-            Some((node, pods)) => Pursuit::Plan { node, pods },
-            None if budget.is_spent() => Pursuit::BudgetSpent,
-            None => Pursuit::NoPlan,
-        }
+    }
+    if let Some(why) = sight.not_now(means, pod) {
+        return Pursuit::NotNow(why);
+    }
+    if !sight.has_waited(pod, after) {
+        return Pursuit::NotNow(NotNow::TooYoung(after));
+    }
+    if let Some(until) = sight.earmarks.backs_off(pod, means, sight.now) {
+        return Pursuit::BackingOff(until);
+    }
+    let budget = &mut Budget::of_plan();
+    let found = by.plan(sight, pod, budget);
+    match found {
+        Some((node, pods)) => Pursuit::Plan { node, pods },
+        None if budget.is_spent() => Pursuit::BudgetSpent,
+        None => Pursuit::NoPlan,
     }
 }

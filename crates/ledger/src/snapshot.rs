@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_books::{Node, Share};
 use gpustow_pack::{Compute, Mib, Starts, mig};
 
-use crate::books::{Node, Share};
 use crate::problems::twice;
 use crate::{Ledger, Problem};
 

@@ -1,6 +1,7 @@
 //! Who waits and who is queued, and who of them is to be woken or ungated.
 
 mod gangs;
+mod left;
 mod offering;
 mod preemptors;
 mod stalled;
@@ -10,14 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, QueueFrom};
+use gpustow_books::{Ended, Event, HashMap, Uid};
 use gpustow_pack::Request;
+use gpustow_queue::{KindId, Queue, Queued, Ungate, is_sample};
 
 use crate::Ledger;
-use crate::books::Uid;
-use crate::earmarks::Ended;
-use crate::maps::HashMap;
-use crate::queue::{Queued, Ungate, is_sample};
-pub(crate) use waking::Wakes;
+use gangs::Gangs;
+use offering::Offering;
+use preemptors::Preemptors;
+use waking::Look;
 
 impl Ledger {
     /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Of those that are queued, the
@@ -119,7 +121,7 @@ impl Ledger {
     /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
     #[must_use]
     pub fn stalled(&self, now: Duration) -> Vec<Arc<PodFacts>> {
-        self.sight(now).stalled()
+        stalled::stalled(&self.sight(now))
     }
 
     /// Why the pod that [`Ledger::wake`] named is ungated.
@@ -160,5 +162,50 @@ impl Ledger {
         self.parts
             .queue
             .void_nominations(&self.parts.earmarks, &self.parts.books)
+    }
+}
+
+/// What is under way between two calls.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes {
+    offering: Option<Offering>,
+    look: Option<Look>,
+    /// Room was found for these kinds since it was last offered.
+    found: Vec<KindId>,
+    /// The last call stopped because of what it cost.
+    unfinished: bool,
+    gangs: Gangs,
+    preemptors: Preemptors,
+}
+
+impl Wakes {
+    /// No pod waits.
+    fn rest(&mut self) {
+        (self.offering, self.look, self.unfinished) = (None, None, false);
+        self.found.clear();
+    }
+
+    /// Did the last call stop because of what it cost?
+    pub(crate) fn go_on(&self) -> bool {
+        self.unfinished
+    }
+
+    /// Something has changed in the books.
+    pub(crate) fn follow(&mut self, event: &Event) {
+        self.preemptors.follow(event);
+    }
+
+    /// What all looks for queued pods that may preempt have cost.
+    pub(crate) fn spent_on_preemptors(&self) -> u64 {
+        self.preemptors.spent
+    }
+
+    /// Must the room of this node still be offered to a queued pod, before another?
+    pub(crate) fn is_for_queued(&self, name: &str, queue: &Queue) -> bool {
+        // Kinds that are to be looked for after this one may want any node.
+        self.look.is_some()
+            || !queue.waiting().is_noted()
+            || queue.waiting().is_queued(name)
+            || (self.offering.as_ref()).is_some_and(|offering| *offering.node == *name)
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{DisruptionBudget, Group, NodeFacts, PodFacts, PodGroupFacts};
+use gpustow_books::HashSet;
 use gpustow_pack::{PolicyKind, Request};
 
 use crate::Ledger;
-use crate::maps::HashSet;
 
 impl Ledger {
     /// The policy that applies to a request.

@@ -198,6 +198,9 @@ pub struct Judged {
     pub above_pct: Mean,
     /// The same of the pod that does so most.
     pub worst_pod_pct: Mean,
+    /// How far the amount moves if the advice is read at each hour of one day, after eight like it: the largest over the
+    /// smallest of the workload for which it moves most, in percent.
+    pub moves_pct: Mean,
 }
 
 /// Judges every way of requesting on GPUs of these sizes, where so many pods share a history.
@@ -218,7 +221,7 @@ pub fn judge(
             .iter()
             .flat_map(|gpu| Request::ALL.map(|request| (gpu, request)))
         {
-            let runs: Vec<[f64; 6]> = draws.iter().map(|it| it.judge(request, gpu)).collect();
+            let runs: Vec<[f64; 7]> = draws.iter().map(|it| it.judge(request, gpu)).collect();
             let mean = |at: usize| Mean::of(&runs.iter().map(|it| it[at]).collect::<Vec<_>>());
             judged.push(Judged {
                 series: fleet.name,
@@ -231,6 +234,7 @@ pub fn judge(
                 without_pct: mean(3),
                 above_pct: mean(4),
                 worst_pod_pct: mean(5),
+                moves_pct: mean(6),
             });
         }
     }
@@ -245,6 +249,8 @@ struct Draw {
     peaks: Vec<u64>,
     later: Vec<Vec<u64>>,
     orders: Vec<Vec<usize>>,
+    /// How far the amount of each way moves within a day, in percent.
+    moves: [f64; Request::ALL.len()],
 }
 
 impl Draw {
@@ -288,13 +294,15 @@ impl Draw {
                 .iter()
                 .map(|used| used[learnt.min(used.len())..].to_vec())
                 .collect(),
+            moves: moves(fleet, &shared),
             histories,
             shared,
         }
     }
 
-    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, and those of the worst pod.
-    fn judge(&self, request: Request, gpu: Mib) -> [f64; 6] {
+    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, those of the worst pod, and how far the
+    /// amount moves.
+    fn judge(&self, request: Request, gpu: Mib) -> [f64; 7] {
         let pods = self.peaks.iter().zip(&self.shared);
         let requests: Vec<u64> = pods
             .map(|(&peak, &at)| request.of(&self.histories[at], peak, gpu))
@@ -329,6 +337,11 @@ impl Draw {
             percent(without, gpus),
             above.iter().sum::<f64>() / above.len().max(1) as f64,
             above.iter().copied().fold(0.0, f64::max),
+            Request::ALL
+                .iter()
+                .zip(self.moves)
+                .find_map(|(it, moves)| (*it == request).then_some(moves))
+                .unwrap_or(0.0),
         ]
     }
 
@@ -338,6 +351,33 @@ impl Draw {
         let used = |minute: usize| pods.iter().map(|&pod| self.later[pod][minute]).sum::<u64>();
         (0..minutes).map(|minute| used(minute) > gpu).collect()
     }
+}
+
+/// How far the amount of each way moves within the last of nine days, in percent. A shorter recording is repeated.
+fn moves(fleet: &Fleet, shared: &[usize]) -> [f64; Request::ALL.len()] {
+    let mut histories = vec![History::default(); shared.iter().max().map_or(0, |it| it + 1)];
+    let mut ranges = vec![[(u64::MAX, 0); Request::ALL.len()]; histories.len()];
+    for minute in 0..9 * DAY {
+        for (used, &at) in fleet.pods.iter().zip(shared) {
+            histories[at].add(Mib(used[minute % used.len()]), minute as i64 * MINUTE);
+        }
+        if minute < 8 * DAY || minute % 60 > 0 {
+            continue;
+        }
+        for (history, ranges) in histories.iter().zip(&mut ranges) {
+            for ((least, most), request) in ranges.iter_mut().zip(Request::ALL) {
+                let amount = request.of(history, 1, Mib(u64::from(u32::MAX)));
+                (*least, *most) = (amount.min(*least), amount.max(*most));
+            }
+        }
+    }
+    std::array::from_fn(|way| {
+        let of_each = ranges.iter().map(|it| {
+            let (least, most) = it[way];
+            100.0 * most.saturating_sub(least) as f64 / least.max(1) as f64
+        });
+        of_each.fold(0.0, f64::max)
+    })
 }
 
 fn percent(part: usize, of: usize) -> f64 {

@@ -8,13 +8,22 @@ use crate::tidy::code_below;
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
 /// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
-    ("ledger", &["crates/ledger"], 15_983),
+    (
+        "ledger",
+        &[
+            "crates/ledger",
+            "crates/books",
+            "crates/queue",
+            "crates/means",
+        ],
+        15_783,
+    ),
     ("extender", &["."], 8_205),
     ("testkit", &["crates/testkit"], 6_698),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 6_874),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_249),
     ("agent", &["crates/agent"], 5_681),
-    ("api", &["crates/api"], 4_412),
-    ("sim", &["crates/sim"], 4_052),
+    ("api", &["crates/api"], 4_418),
+    ("sim", &["crates/sim"], 4_088),
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_967),

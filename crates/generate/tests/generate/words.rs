@@ -31,12 +31,14 @@ pub(crate) const IN_NO_CODE: [&str; 6] =
     ["nobody", "somebody", "whoever", "whom", "anew", "in vain"];
 
 /// The crates whose texts users see.
-pub(crate) const CRATES: [&str; 9] = [
+pub(crate) const CRATES: [&str; 11] = [
     "agent",
     "api",
+    "books",
     "inspect",
     "kubectl-gpustow",
     "ledger",
+    "means",
     "pack",
     "policies",
     "serve",

@@ -100,9 +100,10 @@ export function describe(gpu) {
   const pods = gpu.pods.map(([name, held, used, advised]) => `${name} ${ofPod(held, used, advised)}`).join(", ");
   const others = gpu.others.length ? ` (${gpu.others.join(", ")})` : "";
   const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}${others}` : "";
+  const busy = gpu.busy === null ? "" : `, busy ${gpu.busy} % of the time`;
   const starting = gpu.starting.length ? `, starting: ${gpu.starting.join(", ")}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
-    `${memory(gpu.used)} in use, available ${memory(gpu.available)}${unmanaged}${starting}${sick}. ${pods || "No pods"}. ` +
+    `${memory(gpu.used)} in use, available ${memory(gpu.available)}${busy}${unmanaged}${starting}${sick}. ${pods || "No pods"}. ` +
     `Memory limits: ${gpu.noLimit ?? "hold"}.${borrowed(gpu)}`;
 }

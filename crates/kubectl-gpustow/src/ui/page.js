@@ -75,9 +75,9 @@ function shell(name) {
   return element;
 }
 
-// In a large cluster nodes without problems and with less than a GiB on each GPU are one line each.
+// In a large cluster nodes without problems are one line each.
 const MANY = 100;
-const isFolded = ({ data, open }) => nodes.size >= MANY && !open && !isBad(data) && data.gpus.every((gpu) => gpu.available < 1024);
+const isFolded = ({ data, open }) => nodes.size >= MANY && !open && !isBad(data);
 
 const height = (node) => (isFolded(node) ? 44 : node.data.gpus.length * 34 + 10);
 
@@ -120,8 +120,8 @@ function fill(node) {
   const list = make("div");
   node.folded = isFolded(node);
   if (node.folded) {
-    const show = make("button", "", "Full: show its GPUs");
-    show.ariaLabel = `${name} is full: show its GPUs`;
+    const show = make("button", "", "Show its GPUs");
+    show.ariaLabel = `Show the GPUs of ${name}`;
     show.onclick = () => unfold(node);
     list.append(show);
   }
@@ -154,6 +154,7 @@ function unfold(node) {
   node.element.focus();
 }
 
+const takesNone = (data) => data.gpus.every((gpu) => gpu.sick);
 const hasMemory = (data) => data.gpus.some((gpu) => gpu.available > 0);
 
 const wanted = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -165,7 +166,7 @@ function searched(node) {
 
 function chosen(node, words) {
   return words.every((word) => searched(node).includes(word)) &&
-    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasMemory(node.data)) &&
+    (!$("bad").checked || isBad(node.data)) && (!$("out").checked || takesNone(node.data)) && (!$("free").checked || hasMemory(node.data)) &&
     (!$("unmanaged").checked || node.data.gpus.some((gpu) => gpu.unmanaged > 0));
 }
 
@@ -193,7 +194,7 @@ function filter() {
 }
 
 // The checkboxes among the filters.
-const ONLY = ["bad", "free", "unmanaged"];
+const ONLY = ["bad", "out", "free", "unmanaged"];
 
 // The filters or the tab are others than before.
 function changed() {

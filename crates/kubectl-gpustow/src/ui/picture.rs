@@ -13,7 +13,7 @@ use gpustow_ledger::NodeView;
 use gpustow_pack::{Claim, Mib};
 use serde_json::{Value, json};
 
-use crate::lists::{groups, used};
+use crate::lists::{busy, groups, used};
 
 /// The cluster at one moment.
 pub(crate) struct Picture {
@@ -122,7 +122,7 @@ fn node(
                 .collect();
             json!({
                 "gpu": card.index, "model": card.model, "total": card.total.0,
-                "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
+                "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0, "busy": busy(cluster, &view.name, card),
                 "available": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
                 "others": texts(&owners.others(&view.name, card)),
                 "starting": state::starting(card).into_iter().map(|(pod, _)| pod).collect::<Vec<_>>(),

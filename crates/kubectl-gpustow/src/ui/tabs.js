@@ -48,10 +48,10 @@ export function drawTable(chosen, whenNone) {
   page = Math.min(page, pages - 1);
   const rows = gpus.slice(page * PAGE, (page + 1) * PAGE).map(({ name, data, gpu }) => [
     name, gpu.gpu, gpu.model, state(gpu.sick || data.state), memory(gpu.held), memory(gpu.used),
-    memory(gpu.available), memory(gpu.unmanaged), pods(gpu),
+    memory(gpu.available), gpu.busy === null ? "–" : `${gpu.busy} %`, memory(gpu.unmanaged), pods(gpu),
   ]);
   const heads = [["Node", "name"], ["GPU", "num"], ["Model", "name"], ["State"], ["Requested", "num"], ["In use", "num"],
-    ["Available", "num"], ["Unmanaged", "num"], ["Pods", "pods"]];
+    ["Available", "num"], ["Busy", "num"], ["Unmanaged", "num"], ["Pods", "pods"]];
   const parts = [];
   for (const [text, step] of pages > 1 ? [["Previous page", -1], ["Next page", 1]] : []) {
     const button = make("button", "", text);

@@ -17,7 +17,7 @@ const NAMED: usize = 3;
 
 impl Why {
     /// Prints it as text, JSON or YAML.
-    pub(crate) fn print(&self, format: Format, out: &mut dyn Write) -> Result<()> {
+    pub(crate) fn print(&self, format: &Format, out: &mut dyn Write) -> Result<()> {
         if !matches!(format, Format::Table | Format::Wide) {
             return write_value(self, format, out);
         }

@@ -20,6 +20,7 @@ mod settings;
 mod sharers;
 mod ui;
 mod version;
+mod watch;
 mod why;
 
 use std::fs;
@@ -95,6 +96,21 @@ async fn lists_are_printed_in_every_form() -> Result<()> {
             .await?;
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn template_picks_fields_of_lists_and_answers() -> Result<()> {
+    for (command, wanted) in [
+        ("gpus l4-0 -o jsonpath={.items[*].gpu}", "0 1 2 3"),
+        ("why team-a/llm-0 -o jsonpath={.kind}", "Why"),
+    ] {
+        let (_, printed) = output(command, Screen::default()).await?;
+        ensure!(printed == wanted, "{command}: {printed}");
+    }
+    let refused = output("gpus -o jsonpath={.items", Screen::default()).await;
+    let refused = refused.map_or_else(|error| error.to_string(), |it| it.1);
+    ensure!(refused.contains("a { without }"), "{refused}");
     Ok(())
 }
 

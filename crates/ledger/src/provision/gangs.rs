@@ -6,14 +6,11 @@
 use std::sync::Arc;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_books::{Budget, HashMap, HashSet, Uid, left_of_new};
+use gpustow_means::Sight;
 use gpustow_pack::NodeGpus;
 
-use super::Need;
-use crate::books::Uid;
-use crate::budget::Budget;
-use crate::maps::{HashMap, HashSet};
-use crate::sight::Sight;
-use crate::trial::left_of_new;
+use super::{Need, may_take, without_means};
 
 /// The pods that gangs lack, by gang. Lost at a restart without harm.
 #[derive(Debug, Default)]
@@ -40,7 +37,7 @@ impl Lacks {
     ) {
         self.looks += 1;
         let mut before = std::mem::take(&mut self.gangs);
-        for gang in sight.whole_gangs() {
+        for gang in whole_gangs(sight) {
             let lack = before.swap_remove(gang).unwrap_or_else(|| Lack {
                 looked: 0,
                 pods: stood_for(placeholders),
@@ -52,7 +49,7 @@ impl Lacks {
         }
         let mut budget = Budget::of_look();
         budget.charge(sight.books.nodes().len() / 8);
-        let awaited = sight.awaited(arriving);
+        let awaited = awaited(sight, arriving);
         let mut oldest: Vec<(u64, usize)> =
             self.gangs.values().map(|it| it.looked).zip(0..).collect();
         oldest.sort_unstable();
@@ -62,7 +59,7 @@ impl Lacks {
             }
             if let Some((gang, lack)) = self.gangs.get_index_mut(index) {
                 lack.looked = self.looks;
-                if let Some(pods) = sight.lacking(gang, &awaited, arriving, &mut budget) {
+                if let Some(pods) = lacking(sight, gang, &awaited, arriving, &mut budget) {
                     lack.pods = pods.into_iter().collect();
                 }
             }
@@ -85,72 +82,70 @@ fn stood_for(placeholders: &[Arc<PodFacts>]) -> HashSet<Uid> {
     pods.flatten().cloned().collect()
 }
 
-impl<'a> Sight<'a> {
-    /// The gangs of waiting pods that kube-scheduler binds with others or not at all.
-    fn whole_gangs(self) -> Vec<&'a Group> {
-        let pods = self
-            .queue
-            .waiting()
-            .turns()
-            .filter_map(|turn| self.books.pod(turn.uid()));
-        let gangs = pods.filter_map(|pod| self.books.gang(pod));
-        let gangs: HashSet<&Group> = gangs.filter(|gang| gang.is_in_tree()).collect();
-        let mut gangs: Vec<_> = gangs.into_iter().collect();
-        gangs.retain(|gang| self.waits_for_others(gang));
-        gangs
-    }
+/// The gangs of waiting pods that kube-scheduler binds with others or not at all.
+fn whole_gangs<'a>(sight: &Sight<'a>) -> Vec<&'a Group> {
+    let pods = sight
+        .queue
+        .waiting()
+        .turns()
+        .filter_map(|turn| sight.books.pod(turn.uid()));
+    let gangs = pods.filter_map(|pod| sight.books.gang(pod));
+    let gangs: HashSet<&Group> = gangs.filter(|gang| gang.is_in_tree()).collect();
+    let mut gangs: Vec<_> = gangs.into_iter().collect();
+    gangs.retain(|gang| sight.waits_for_others(gang));
+    gangs
+}
 
-    /// Nodes that are to take pods again, or for the first time.
-    fn awaited(self, arriving: &HashSet<Arc<str>>) -> Vec<&'a Arc<str>> {
-        let names = self.books.nodes().map(|(name, _)| name);
-        let is_awaited = |name: &&Arc<str>| arriving.contains(*name) || self.check(name).is_err();
-        names.filter(is_awaited).collect()
-    }
+/// Nodes that are to take pods again, or for the first time.
+fn awaited<'a>(sight: &Sight<'a>, arriving: &HashSet<Arc<str>>) -> Vec<&'a Arc<str>> {
+    let names = sight.books.nodes().map(|(name, _)| name);
+    let is_awaited = |name: &&Arc<str>| arriving.contains(*name) || sight.check(name).is_err();
+    names.filter(is_awaited).collect()
+}
 
-    /// The pods that the gang lacks: with them, enough of it are placed beside those that fit. Empty if no placeholder can
-    /// stand for one of them, or if another means makes room for it; none if one look is not enough to tell.
-    fn lacking(
-        self,
-        gang: &Group,
-        awaited: &[&Arc<str>],
-        arriving: &HashSet<Arc<str>>,
-        whole: &mut Budget,
-    ) -> Option<Vec<Uid>> {
-        let mut views: HashMap<&Arc<str>, NodeGpus> = HashMap::default();
-        let mut lacking = Vec::new();
-        let mut of_search = Budget::of_look();
-        let unseated = self.unseated(gang, &mut of_search);
-        whole.charge_spent(&of_search);
-        let mut budget = Budget::of_look();
-        for pod in unseated {
-            let Some((pod, request)) = self.without_means(&pod.uid) else {
-                return Some(Vec::new());
-            };
-            let need = Need {
-                pod,
-                request,
-                is_seen: false,
-            };
-            let goes_to = awaited.iter().find_map(|name| {
-                budget.charge(1);
-                if budget.is_spent() {
-                    return None;
-                }
-                let may = self.may_take(name, &need.pod, arriving, &mut budget);
-                let view = views
-                    .get(name)
-                    .or_else(|| Some(self.books.node(name)?.view()));
-                budget.charge_fits(1);
-                let view = view.filter(|_| may)?;
-                let left = left_of_new(view, &need.request, None, self.scores)?;
-                Some((*name, left))
-            });
-            match goes_to {
-                Some((name, left)) => drop(views.insert(name, left)),
-                None => lacking.push(need.pod.uid.clone()),
+/// The pods that the gang lacks: with them, enough of it are placed beside those that fit. Empty if no placeholder can
+/// stand for one of them, or if another means makes room for it; none if one look is not enough to tell.
+fn lacking(
+    sight: &Sight<'_>,
+    gang: &Group,
+    awaited: &[&Arc<str>],
+    arriving: &HashSet<Arc<str>>,
+    whole: &mut Budget,
+) -> Option<Vec<Uid>> {
+    let mut views: HashMap<&Arc<str>, NodeGpus> = HashMap::default();
+    let mut lacking = Vec::new();
+    let mut of_search = Budget::of_look();
+    let unseated = sight.unseated(gang, &mut of_search);
+    whole.charge_spent(&of_search);
+    let mut budget = Budget::of_look();
+    for pod in unseated {
+        let Some((pod, request)) = without_means(sight, &pod.uid) else {
+            return Some(Vec::new());
+        };
+        let need = Need {
+            pod,
+            request,
+            is_seen: false,
+        };
+        let goes_to = awaited.iter().find_map(|name| {
+            budget.charge(1);
+            if budget.is_spent() {
+                return None;
             }
+            let may = may_take(sight, name, &need.pod, arriving, &mut budget);
+            let view = views
+                .get(name)
+                .or_else(|| Some(sight.books.node(name)?.view()));
+            budget.charge_fits(1);
+            let view = view.filter(|_| may)?;
+            let left = left_of_new(view, &need.request, None, sight.scores)?;
+            Some((*name, left))
+        });
+        match goes_to {
+            Some((name, left)) => drop(views.insert(name, left)),
+            None => lacking.push(need.pod.uid.clone()),
         }
-        whole.charge_spent(&budget);
-        (!budget.is_spent()).then_some(lacking)
     }
+    whole.charge_spent(&budget);
+    (!budget.is_spent()).then_some(lacking)
 }

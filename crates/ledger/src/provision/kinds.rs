@@ -4,15 +4,11 @@ use std::cell::Cell;
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::intree;
+use gpustow_books::{Budget, HashSet, Node, Scores, left_of_new};
+use gpustow_means::Sight;
 use gpustow_pack::{Card, Mib, NodeGpus, Traits};
 
 use super::{EXACT, Need, Placeholder, instance_type};
-use crate::books::Node;
-use crate::budget::Budget;
-use crate::maps::HashSet;
-use crate::scores::Scores;
-use crate::sight::Sight;
-use crate::trial::left_of_new;
 
 /// Kinds that are told apart.
 const KINDS: usize = 32;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::Group;
-
-use crate::maps::HashMap;
+use gpustow_books::HashMap;
 
 /// Gangs that are remembered.
 const MOST: usize = 1024;

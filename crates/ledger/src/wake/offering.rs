@@ -5,15 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_books::{Budget, Left, Turn, Uid};
+use gpustow_means::Parts;
+use gpustow_queue::KindId;
 
-use super::waking::{Wakes, price};
-use crate::books::Uid;
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::parts::Parts;
-use crate::queue::KindId;
-use crate::trial::{Host, Left, Trial};
-use crate::turn::Turn;
+use super::Wakes;
+use super::left::{fits, left_beside, price, unoffered};
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -69,7 +66,7 @@ impl Wakes {
             *work -= 1;
             let least = parts.queue.waiting().least().unwrap_or_default();
             let room = |left: &Left| left.view().largest() >= least;
-            if let Some(left) = parts.sight().unoffered(&node).filter(room) {
+            if let Some(left) = unoffered(&parts.sight(), &node).filter(room) {
                 let extra = parts.queue.waiting_mut().offers().extra(&node);
                 return Some(Offering {
                     node,
@@ -183,12 +180,12 @@ impl Wakes {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
-        if parts.sight().fits(name, &offering.left, &pod) {
+        if fits(&parts.sight(), name, &offering.left, &pod) {
             if let Some(answer) = self.answer_of_gang(parts, &pod, work) {
                 return answer;
             }
             if !pod.queued {
-                let left = parts.sight().left_beside(name, &offering.left, &pod);
+                let left = left_beside(&parts.sight(), name, &offering.left, &pod);
                 offering.left = left.unwrap_or(offering.left.clone());
             }
             Answer::Comes(pod)
@@ -253,34 +250,5 @@ impl Wakes {
         let behind = turns.filter(|behind| *behind > turn);
         let higher = parts.queue.waiting().kind(kind)?.higher(turn);
         behind.chain(higher).min().cloned()
-    }
-}
-
-impl Known<'_> {
-    /// A node's room less what is offered there; `None` if no pod may go there.
-    pub(super) fn unoffered(&self, name: &str) -> Option<Left> {
-        self.check(name).ok()?;
-        let mut trial = self.trial().while_others_start().keeping_nothing();
-        let offered = self.offered.on(name).iter();
-        // What is kept is looked at on its own.
-        let offered = offered.filter(|uid| !self.earmarks.has_more_than_reservation(uid));
-        for pod in offered.filter_map(|uid| self.books.pod(uid)) {
-            come(&mut trial, name, pod);
-        }
-        trial.left_for_all(name)
-    }
-
-    /// The same once the pod has come, too.
-    fn left_beside(&self, name: &str, left: &Left, pod: &PodFacts) -> Option<Left> {
-        let mut trial = self.trial().with(name, left);
-        come(&mut trial, name, pod);
-        trial.left_for_all(name)
-    }
-}
-
-/// The pod comes, if there is room for it.
-fn come(trial: &mut Trial<'_>, name: &str, pod: &PodFacts) {
-    if let Ok(choice) = trial.fit(pod, name, None, Host::Beside, &mut Budget::all()) {
-        trial.take(pod, name, &choice.placement.charges);
     }
 }

@@ -12,17 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_books::{Books, Budget, Event, HashMap, Host, Reason, Trial, Turn, Uid};
+use gpustow_means::{Parts, Sight};
+use gpustow_queue::{Changes, KindId, Ungate, is_queued};
 
-use super::waking::Wakes;
-use crate::books::{Books, Event, Uid};
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::maps::HashMap;
-use crate::parts::Parts;
-use crate::queue::{Changes, KindId, Ungate, is_queued};
-use crate::reason::Reason;
-use crate::trial::{Host, Trial};
-use crate::turn::Turn;
+use super::Wakes;
 
 /// So many pods are out at a time.
 const MOST: usize = 4;
@@ -284,7 +278,7 @@ impl Wakes {
         let mut found = Found::Nothing;
         while let Some(name) = nodes.last() {
             let is_first = budget.is_whole();
-            match parts.sight().evicts_on(name, &pod, budget) {
+            match evicts_on(&parts.sight(), name, &pod, budget) {
                 // The next of the class looks here first.
                 Ok(true) => {
                     found = Found::Node;
@@ -309,40 +303,42 @@ impl Wakes {
     }
 }
 
-impl Known<'_> {
-    /// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
-    /// could not be told within the budget.
-    fn evicts_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> Result<bool, Reason> {
-        if budget.is_spent() {
-            return Err(Reason::NotYet);
-        }
-        budget.charge(1);
-        let Some(node) = self.books.node(name) else {
-            return Ok(false);
-        };
-        if self.check(name).is_err() || self.books.excluded(name, &pod.constraints).is_some() {
-            return Ok(false);
-        }
-        budget.charge(node.bound().len());
-        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
-        let goes = |it: &&Arc<PodFacts>| {
-            it.priority < pod.priority && !it.deleting && it.assignment.is_some()
-        };
-        let mut lower = pods.filter(goes).map(|it| it.uid.clone()).peekable();
-        if lower.peek().is_none() {
-            return Ok(false);
-        }
-        let fits = |trial: &mut Trial<'_>, budget: &mut Budget| {
-            let fits = trial.fits(pod, name, Host::Beside, budget);
-            fits.ok_or(Reason::NotYet)
-        };
-        let mut trial = self.trial();
-        trial.leave(lower.chain([pod.uid.clone()]));
-        if !fits(&mut trial, budget)? {
-            return Ok(false);
-        }
-        let mut trial = self.trial();
-        trial.leave([pod.uid.clone()]);
-        Ok(!fits(&mut trial, budget)?)
+/// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
+/// could not be told within the budget.
+fn evicts_on(
+    sight: &Sight<'_>,
+    name: &str,
+    pod: &PodFacts,
+    budget: &mut Budget,
+) -> Result<bool, Reason> {
+    if budget.is_spent() {
+        return Err(Reason::NotYet);
     }
+    budget.charge(1);
+    let Some(node) = sight.books.node(name) else {
+        return Ok(false);
+    };
+    if sight.check(name).is_err() || sight.books.excluded(name, &pod.constraints).is_some() {
+        return Ok(false);
+    }
+    budget.charge(node.bound().len());
+    let pods = node.bound().keys().filter_map(|uid| sight.books.pod(uid));
+    let goes =
+        |it: &&Arc<PodFacts>| it.priority < pod.priority && !it.deleting && it.assignment.is_some();
+    let mut lower = pods.filter(goes).map(|it| it.uid.clone()).peekable();
+    if lower.peek().is_none() {
+        return Ok(false);
+    }
+    let fits = |trial: &mut Trial<'_>, budget: &mut Budget| {
+        let fits = trial.fits(pod, name, Host::Beside, budget);
+        fits.ok_or(Reason::NotYet)
+    };
+    let mut trial = sight.trial();
+    trial.leave(lower.chain([pod.uid.clone()]));
+    if !fits(&mut trial, budget)? {
+        return Ok(false);
+    }
+    let mut trial = sight.trial();
+    trial.leave([pod.uid.clone()]);
+    Ok(!fits(&mut trial, budget)?)
 }

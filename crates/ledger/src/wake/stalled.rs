@@ -4,89 +4,86 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-
-use crate::books::asks;
-use crate::budget::Budget;
-use crate::maps::HashSet;
-use crate::queue::Ungate;
-use crate::sight::Sight;
-use crate::turn::Turn;
+use gpustow_books::{Budget, HashSet, Turn, asks};
+use gpustow_means::Sight;
+use gpustow_queue::Ungate;
 
 /// Pods that are looked at to see whether the leader stalls.
 const LOOK_AT: usize = 16;
 /// Of pods that request the same and may go to the same nodes one is looked at, of so many kinds.
 const KINDS: usize = 64;
 
-impl Sight<'_> {
-    /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled`].
-    pub(crate) fn stalled(&self) -> Vec<Arc<PodFacts>> {
-        let gated = self.queue.gated();
-        let fits = |turn: &Turn| {
-            let pod = self.books.pod(turn.uid());
-            pod.is_some_and(|pod| {
-                self.may_fit_now(pod)
-                    && self.has_seats(pod, &mut Budget::of_look())
-                    && !self.may_be_reserved_from(pod)
-                    && !self.may_be_assumed_instead(pod)
-            })
-        };
-        let waiting = gated.turns();
-        let kinds = self.one_of_each(waiting.filter_map(|turn| self.books.pod(turn.uid())));
-        let first = kinds.take(KINDS).map(|pod| Turn::of(pod)).filter(fits);
-        let first: Vec<Turn> = first.take(LOOK_AT).collect();
-        // What this replica chose by itself when it led is not the new leader's choice.
-        let needs_no_room = |why| matches!(why, Ungate::NotOurs | Ungate::Off);
-        let leaving = gated.leaving().filter(|(_, why)| needs_no_room(*why));
-        let leaving = leaving.map(|(turn, _)| turn).take(LOOK_AT);
-        let turns: BTreeSet<&Turn> = leaving.chain(&first).collect();
-        let pods = turns
-            .into_iter()
-            .filter_map(|turn| self.books.pod(turn.uid()));
-        pods.cloned().collect()
-    }
+/// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled`].
+pub(crate) fn stalled(sight: &Sight<'_>) -> Vec<Arc<PodFacts>> {
+    let gated = sight.queue.gated();
+    let fits = |turn: &Turn| {
+        let pod = sight.books.pod(turn.uid());
+        pod.is_some_and(|pod| {
+            sight.may_fit_now(pod)
+                && sight.has_seats(pod, &mut Budget::of_look())
+                && !may_be_reserved_from(sight, pod)
+                && !may_be_assumed_instead(sight, pod)
+        })
+    };
+    let waiting = gated.turns();
+    let kinds = one_of_each(
+        sight,
+        waiting.filter_map(|turn| sight.books.pod(turn.uid())),
+    );
+    let first = kinds.take(KINDS).map(|pod| Turn::of(pod)).filter(fits);
+    let first: Vec<Turn> = first.take(LOOK_AT).collect();
+    // What this replica chose by itself when it led is not the new leader's choice.
+    let needs_no_room = |why| matches!(why, Ungate::NotOurs | Ungate::Off);
+    let leaving = gated.leaving().filter(|(_, why)| needs_no_room(*why));
+    let leaving = leaving.map(|(turn, _)| turn).take(LOOK_AT);
+    let turns: BTreeSet<&Turn> = leaving.chain(&first).collect();
+    let pods = turns
+        .into_iter()
+        .filter_map(|turn| sight.books.pod(turn.uid()));
+    pods.cloned().collect()
+}
 
-    /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
-    /// pod, but for reservations of pods that have waited long.
-    fn may_be_reserved_from(&self, pod: &PodFacts) -> bool {
-        let waits_before = |other: &Arc<PodFacts>| {
-            let waits = asks(other) && other.node.is_none() && !other.deleting;
-            waits && other.uid != pod.uid && other.priority >= pod.priority
-        };
-        match self.config.reserve_after {
-            Some(_) => self.books.pods().any(waits_before),
-            None => {
-                let mut marked = self.books.marked();
-                marked.any(|other| other.reserved_on.is_some() && waits_before(other))
-            }
+/// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
+/// pod, but for reservations of pods that have waited long.
+fn may_be_reserved_from(sight: &Sight<'_>, pod: &PodFacts) -> bool {
+    let waits_before = |other: &Arc<PodFacts>| {
+        let waits = asks(other) && other.node.is_none() && !other.deleting;
+        waits && other.uid != pod.uid && other.priority >= pod.priority
+    };
+    match sight.config.reserve_after {
+        Some(_) => sight.books.pods().any(waits_before),
+        None => {
+            let mut marked = sight.books.marked();
+            marked.any(|other| other.reserved_on.is_some() && waits_before(other))
         }
     }
+}
 
-    /// May the leader have assumed another pod where this one fits? That is in its memory alone, and one member of a gang
-    /// after the other may be assumed for as long as the gang waits. kube-scheduler asks about a pod without a gate, so that
-    /// the extender that it calls leads.
-    fn may_be_assumed_instead(&self, pod: &PodFacts) -> bool {
-        let asked = |other: &&Arc<PodFacts>| {
-            let may = asks(other) && other.node.is_none() && !other.released && !other.deleting;
-            let called = self.queue.waiting().is_asker(&other.scheduler);
-            may && called && !other.gated && !other.queued && other.uid != pod.uid
-        };
-        let mut others = self.one_of_each(self.books.pods().filter(asked));
-        let fits = |other: &Arc<PodFacts>| self.may_fit_now(other);
-        others.by_ref().take(KINDS).any(fits) || others.next().is_some()
-    }
+/// May the leader have assumed another pod where this one fits? That is in its memory alone, and one member of a gang
+/// after the other may be assumed for as long as the gang waits. kube-scheduler asks about a pod without a gate, so that
+/// the extender that it calls leads.
+fn may_be_assumed_instead(sight: &Sight<'_>, pod: &PodFacts) -> bool {
+    let asked = |other: &&Arc<PodFacts>| {
+        let may = asks(other) && other.node.is_none() && !other.released && !other.deleting;
+        let called = sight.queue.waiting().is_asker(&other.scheduler);
+        may && called && !other.gated && !other.queued && other.uid != pod.uid
+    };
+    let mut others = one_of_each(sight, sight.books.pods().filter(asked));
+    let fits = |other: &Arc<PodFacts>| sight.may_fit_now(other);
+    others.by_ref().take(KINDS).any(fits) || others.next().is_some()
+}
 
-    /// The first of those that request the same and may go to the same nodes, without those for which no GPU has enough
-    /// memory free.
-    fn one_of_each<'p>(
-        &self,
-        pods: impl Iterator<Item = &'p Arc<PodFacts>>,
-    ) -> impl Iterator<Item = &'p Arc<PodFacts>> {
-        let mut seen = HashSet::default();
-        pods.filter(move |pod| {
-            let hardest = pod.asks.request().and_then(|it| it.hardest());
-            let least = hardest.map(|claim| claim.mib).unwrap_or_default();
-            let kind = (pod.asks.request(), &pod.constraints, &pod.group);
-            self.books.with_room(least).next().is_some() && seen.insert(kind)
-        })
-    }
+/// The first of those that request the same and may go to the same nodes, without those for which no GPU has enough
+/// memory free.
+fn one_of_each<'p>(
+    sight: &Sight<'_>,
+    pods: impl Iterator<Item = &'p Arc<PodFacts>>,
+) -> impl Iterator<Item = &'p Arc<PodFacts>> {
+    let mut seen = HashSet::default();
+    pods.filter(move |pod| {
+        let hardest = pod.asks.request().and_then(|it| it.hardest());
+        let least = hardest.map(|claim| claim.mib).unwrap_or_default();
+        let kind = (pod.asks.request(), &pod.constraints, &pod.group);
+        sight.books.with_room(least).next().is_some() && seen.insert(kind)
+    })
 }

@@ -12,26 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_books::{Budget, Left, Turn, Uid};
+use gpustow_means::{Parts, Sight};
 use gpustow_pack::Mib;
+use gpustow_queue::{FLUSH, Kind, KindId, Ungate};
 
-use super::gangs::Gangs;
-use super::offering::Offering;
-use super::preemptors::Preemptors;
-use crate::books::{Event, Uid};
-use crate::budget::Budget;
-use crate::known::Known;
-use crate::parts::Parts;
-use crate::queue::{FLUSH, Kind, KindId, Queue, Ungate};
-use crate::sight::Sight;
-use crate::trial::{Host, Left};
-use crate::turn::Turn;
+use super::Wakes;
+use super::left::{fits, price, unoffered};
 
 /// So many are let through without room before the first of them is seen to have gone.
 const STUCK: usize = 256;
 /// What one call may cost, in looks at a pod or a node.
 const WORK: usize = 8192;
-/// What a fit costs, for each container of the pod.
-const FIT: usize = 8;
 /// Pods of a kind that are told that no node could hold them.
 const TOLD: usize = 16;
 /// Queued pods that are offered room before a pod that is not queued is given some.
@@ -39,7 +31,7 @@ const AHEAD: usize = 64;
 
 /// A look at every node for one pod, and so for its kind.
 #[derive(Debug)]
-struct Look {
+pub(super) struct Look {
     uid: Uid,
     kind: KindId,
     /// So many nodes are left to tell whether one could hold it if it were empty.
@@ -192,10 +184,8 @@ impl Wakes {
                 continue;
             }
             if parts.sight().may_fit(name, &pod)
-                && let Some(left) = parts.sight().unoffered(name)
-                && parts
-                    .sight()
-                    .fits_one_of(look.kind, name, &left, &pod, work)
+                && let Some(left) = unoffered(&parts.sight(), name)
+                && fits_one_of(&parts.sight(), look.kind, name, &left, &pod, work)
             {
                 parts.queue.waiting_mut().room_on(name);
                 if !parts.earmarks.has_earmarks(name) {
@@ -246,90 +236,29 @@ impl Wakes {
     }
 }
 
-impl Sight<'_> {
-    /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
-    /// nomination keeps room, one of the kind may be the nominated one, or come before it.
-    fn fits_one_of(
-        &self,
-        kind: KindId,
-        name: &str,
-        left: &Left,
-        pod: &Arc<PodFacts>,
-        work: &mut usize,
-    ) -> bool {
-        let mut fits = |pod: &PodFacts| {
-            *work = work.saturating_sub(price(pod));
-            self.fits(name, left, pod)
-        };
-        let waiting = self.queue.waiting();
-        fits(pod)
-            || self.earmarks.has_earmarks(name) && {
-                let highest = waiting.kind(kind).and_then(Kind::highest);
-                let kept = self.earmarks.pods_with_earmarks(name);
-                let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
-                let others = highest.into_iter().chain(kept);
-                let others = others.filter(|uid| **uid != pod.uid);
-                let mut others = others.filter_map(|uid| self.asleep(uid));
-                others.any(|other| fits(&other))
-            }
-    }
-}
-
-impl Known<'_> {
-    /// Would the pod fit in what is left of the node's room?
-    pub(super) fn fits(&self, name: &str, left: &Left, pod: &PodFacts) -> bool {
-        let mut trial = self.trial().with(name, left);
-        trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
-            && (!self.earmarks.has_earmarks(name) || self.choose(name, pod).is_ok())
-    }
-}
-
-/// What is under way between two calls.
-#[derive(Debug, Default)]
-pub(crate) struct Wakes {
-    pub(super) offering: Option<Offering>,
-    look: Option<Look>,
-    /// Room was found for these kinds since it was last offered.
-    found: Vec<KindId>,
-    /// The last call stopped because of what it cost.
-    unfinished: bool,
-    pub(super) gangs: Gangs,
-    pub(super) preemptors: Preemptors,
-}
-
-impl Wakes {
-    /// No pod waits.
-    fn rest(&mut self) {
-        (self.offering, self.look, self.unfinished) = (None, None, false);
-        self.found.clear();
-    }
-
-    /// Did the last call stop because of what it cost?
-    pub(crate) fn go_on(&self) -> bool {
-        self.unfinished
-    }
-
-    /// Something has changed in the books.
-    pub(crate) fn follow(&mut self, event: &Event) {
-        self.preemptors.follow(event);
-    }
-
-    /// What all looks for queued pods that may preempt have cost.
-    pub(crate) fn spent_on_preemptors(&self) -> u64 {
-        self.preemptors.spent
-    }
-
-    /// Must the room of this node still be offered to a queued pod, before another?
-    pub(crate) fn is_for_queued(&self, name: &str, queue: &Queue) -> bool {
-        // Kinds that are to be looked for after this one may want any node.
-        self.look.is_some()
-            || !queue.waiting().is_noted()
-            || queue.waiting().is_queued(name)
-            || (self.offering.as_ref()).is_some_and(|offering| *offering.node == *name)
-    }
-}
-
-/// What a fit of this pod costs.
-pub(super) fn price(pod: &PodFacts) -> usize {
-    FIT * pod.containers.len().max(1).pow(2)
+/// Would this pod fit in what is left of the node's room, or another of its kind? Where a
+/// nomination keeps room, one of the kind may be the nominated one, or come before it.
+fn fits_one_of(
+    sight: &Sight<'_>,
+    kind: KindId,
+    name: &str,
+    left: &Left,
+    pod: &Arc<PodFacts>,
+    work: &mut usize,
+) -> bool {
+    let mut fits = |pod: &PodFacts| {
+        *work = work.saturating_sub(price(pod));
+        fits(sight, name, left, pod)
+    };
+    let waiting = sight.queue.waiting();
+    fits(pod)
+        || sight.earmarks.has_earmarks(name) && {
+            let highest = waiting.kind(kind).and_then(Kind::highest);
+            let kept = sight.earmarks.pods_with_earmarks(name);
+            let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
+            let others = highest.into_iter().chain(kept);
+            let others = others.filter(|uid| **uid != pod.uid);
+            let mut others = others.filter_map(|uid| sight.asleep(uid));
+            others.any(|other| fits(&other))
+        }
 }

@@ -46,7 +46,7 @@ pub fn goals(judged: &[Judged]) -> Vec<Goal> {
 #[must_use]
 pub fn advice_table(judged: &[Judged]) -> String {
     let mut text = format!(
-        "{:<9}{:>8}  {:>8}  {:<15}{:>12}{:>16}{:>17}{:>17}{:>14}{:>13}\n",
+        "{:<9}{:>8}  {:>8}  {:<15}{:>12}{:>16}{:>17}{:>17}{:>14}{:>13}{:>11}\n",
         "series",
         "replicas",
         "GPU MiB",
@@ -56,12 +56,13 @@ pub fn advice_table(judged: &[Judged]) -> String {
         "episodes a day",
         "GPUs without, %",
         "above, %",
-        "worst pod, %"
+        "worst pod, %",
+        "moves, %"
     );
     let of = |it: &Mean, digits: usize| format!("{:.digits$} ±{:.digits$}", it.mean, it.ci95);
     for it in judged {
         text += &format!(
-            "{:<9}{:>8}  {:>8}  {:<15}{:>12}{:>16}{:>17}{:>17}{:>14}{:>13}\n",
+            "{:<9}{:>8}  {:>8}  {:<15}{:>12}{:>16}{:>17}{:>17}{:>14}{:>13}{:>11}\n",
             it.series,
             it.replicas,
             it.gpu_mib,
@@ -72,6 +73,7 @@ pub fn advice_table(judged: &[Judged]) -> String {
             of(&it.without_pct, 1),
             of(&it.above_pct, 1),
             of(&it.worst_pod_pct, 0),
+            of(&it.moves_pct, 1),
         );
     }
     for it in goals(judged) {

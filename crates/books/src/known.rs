@@ -1,0 +1,165 @@
+//! What is known at one moment, for questions: a question changes nothing. Who waits is not known here.
+
+mod evidence;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gpustow_api::{Group, PodFacts};
+
+use crate::asked::Asked;
+use crate::books::{Books, Gate, Uid};
+use crate::config::Config;
+use crate::earmarks::{Cause, Earmarks};
+use crate::evidence::Shown;
+use crate::maps::HashSet;
+use crate::offered::Offered;
+use crate::reason::Reason;
+use crate::scores::{Scores, Slot};
+use crate::turn::Turn;
+
+/// A pod that terminates is late when it should have been gone for so long: its kubelet and the watch take time, too.
+const LATE: i64 = 60;
+
+/// See the module's documentation. Its questions are where their answers are used.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// What is true.
+    pub books: &'a Books,
+    /// What filter remembers.
+    pub scores: &'a Scores,
+    /// Which pod room is kept for.
+    pub earmarks: &'a Earmarks,
+    /// What kube-scheduler has shown.
+    pub shown: &'a Shown,
+    /// Pods that were woken for room.
+    pub offered: &'a Offered,
+    /// The highest priority of a queued pod.
+    pub queued: Option<i32>,
+    /// What the administrator decided.
+    pub config: &'a Config,
+    /// Pods that were asked to give memory back.
+    pub asked: &'a Asked,
+    /// What looks have cost so far.
+    pub work: &'a AtomicU64,
+    /// The moment, on the caller's clock.
+    pub now: Duration,
+    /// The same in seconds since 1970, if that is known.
+    pub unix: Option<i64>,
+}
+
+impl Known<'_> {
+    /// A look has spent so much.
+    pub fn count_spent(&self, spent: u64) {
+        self.work.fetch_add(spent, Ordering::Relaxed);
+    }
+
+    /// Is the node in a state to be asked at all?
+    pub fn check(&self, name: &str) -> Result<(), Reason> {
+        let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
+        self.enter(slot).map(drop)
+    }
+
+    /// The same, with what the node lets in.
+    pub fn enter(&self, slot: Slot) -> Result<Gate, Reason> {
+        let gate = self.scores.gate(slot);
+        match self.books.is_stale(gate, self.now) {
+            None => Err(Reason::NoReport),
+            Some(true) => Err(Reason::Stale),
+            Some(false) => Ok(gate),
+        }
+    }
+
+    /// Has the pod waited for so long since it was created? Yes if the time is unknown (`Ledger::tell_time`).
+    pub fn has_waited(&self, pod: &PodFacts, after: Duration) -> bool {
+        let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
+        self.unix
+            .is_none_or(|unix| unix.saturating_sub(pod.created) >= after)
+    }
+
+    /// Are both of one gang whose pods are placed together?
+    pub fn is_of_gang(&self, pod: &PodFacts, other: &PodFacts) -> bool {
+        pod.group == other.group && self.books.gang(pod).is_some_and(Group::is_in_tree)
+    }
+
+    /// Is the reservation of another free for this pod, which requests the same, has one too, and whose turn is before?
+    pub(crate) fn may_take_reservation(&self, pod: &PodFacts, other: &PodFacts) -> bool {
+        let both = || {
+            [pod, other]
+                .iter()
+                .all(|pod| self.earmarks.find(&pod.uid, Cause::Reserve).is_some())
+        };
+        both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
+    }
+
+    /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse even if no pod started.
+    pub fn may_fit(&self, name: &str, pod: &PodFacts) -> bool {
+        self.check(name).is_ok()
+            && self
+                .books
+                .node(name)
+                .zip(pod.asks.request())
+                .is_some_and(|(node, request)| {
+                    node.view().has_starts() || request.may_fit(node.view())
+                })
+            && self.books.refused_in_tree(name, pod).is_none()
+    }
+
+    /// Is room on this node earmarked for the pod, and more than a reservation, so that no queued pod goes before it there? One
+    /// of higher priority does, unless the pod was ungated for the room.
+    pub fn goes_first(&self, pod: &PodFacts, node: &str) -> bool {
+        let earmark = self.earmarks.earmark(&pod.uid);
+        let earmark = earmark.filter(|it| **it.node() == *node);
+        earmark.is_some_and(|it| match it.cause() {
+            Cause::Reserve => false,
+            Cause::Ungated => true,
+            _ => self.queued.is_none_or(|highest| highest <= pod.priority),
+        })
+    }
+
+    /// The names of all nodes.
+    pub fn node_names(&self) -> Vec<Arc<str>> {
+        self.books.nodes().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The nodes that kube-scheduler's own filters do not refuse for the pod, as far as that is known here.
+    pub fn open_to(&self, pod: &PodFacts) -> impl Iterator<Item = &Arc<str>> {
+        let nodes = self.books.nodes().map(|(name, _)| name);
+        nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none())
+    }
+
+    /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.
+    pub fn woken_for(&self, node: &str) -> impl Iterator<Item = &Uid> {
+        let offered = self.offered.on(node).iter();
+        offered.filter(move |uid| {
+            self.offered.may_come(uid, self.now) && !self.earmarks.is_for(uid, node)
+        })
+    }
+}
+
+/// Pods that terminate, and until when others wait for them.
+///
+/// A pod that is being deleted soon leaves what it holds, so that nothing need be done where it is. It may hang for
+/// ever: a process in an uninterruptible sleep, or a grace period of a year. A pod that is late counts no more as one
+/// that leaves: what it holds is held.
+impl Known<'_> {
+    /// Is the pod being deleted, and about to leave what it holds?
+    pub fn leaves(&self, pod: &PodFacts) -> bool {
+        pod.deleting && !self.is_late(pod)
+    }
+
+    /// Should the pod have been gone for a while?
+    pub fn is_late(&self, pod: &PodFacts) -> bool {
+        let known = self.unix.zip(pod.gone_by);
+        known.is_some_and(|(unix, by)| unix.saturating_sub(by) >= LATE)
+    }
+
+    /// The pods bound to a node that are about to leave it.
+    pub fn leaving(&self, node: &str) -> HashSet<Uid> {
+        let bound = self.books.node(node).into_iter();
+        let bound = bound.flat_map(|node| node.bound().keys());
+        let known = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod));
+        bound.filter(known).cloned().collect()
+    }
+}

@@ -1,0 +1,486 @@
+//! A what-if: nodes as they would be if some pods were gone and others had come. Nothing changes by it.
+//!
+//! It counts everything, always: GPU memory, compute and MIG slices, CPU and memory of the host, pod slots, the rules of
+//! `gpu-affinity` and `gpu-anti-affinity`, and the room that is kept for others. Beside what filter remembers
+//! ([`crate::scores`]), every fit is asked for here.
+
+mod kept;
+mod left;
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, Traits};
+
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
+use crate::known::Known;
+use crate::maps::{HashMap, HashSet};
+use crate::reason::Reason;
+use crate::scores::Scores;
+pub use left::{Host, Left};
+
+/// GPUs of a node that a pod gets, by their index, and what it is charged of each.
+pub type Charges<'c> = &'c [(usize, Mib)];
+
+/// See the module's documentation.
+pub struct Trial<'k> {
+    known: Known<'k>,
+    gone: HashSet<Uid>,
+    /// All pods are gone.
+    is_empty: bool,
+    /// So are those that reports show and that are bound to the node no more.
+    ended: bool,
+    /// GPUs, by UUID, of which the memory has come back that this pod, or any, uses beyond what it holds.
+    repaid: Vec<(Arc<str>, Option<Uid>)>,
+    /// Pods that start hold up others.
+    starts: bool,
+    /// Room that is kept for others counts as taken.
+    keeps: bool,
+    /// Others are those that come before this pod, whichever pod is asked about.
+    asker: Option<&'k PodFacts>,
+    /// Of this node no more is left than that.
+    most: Option<(Arc<str>, Left)>,
+    spots: HashMap<Arc<str>, Spot<'k>>,
+    /// The pods that have come, in their order.
+    steps: Vec<Step>,
+}
+
+/// A node in a what-if.
+struct Spot<'k> {
+    node: &'k Node,
+    left: Left,
+    /// The pod from which room is kept in `left`; none if no room is kept.
+    kept_from: Option<Uid>,
+    /// Is room kept there at all?
+    is_kept: bool,
+    /// What is left changes before it is read again.
+    is_stale: bool,
+    /// GPUs that all pods have left.
+    cleared: Vec<usize>,
+    /// The node when all pods have left it.
+    empty: Option<Left>,
+}
+
+/// A pod has come.
+struct Step {
+    spot: usize,
+    request: Arc<Request>,
+    charges: Vec<(usize, Mib)>,
+    /// What was left before it came, for this pod.
+    before: Left,
+    kept_from: Option<Uid>,
+}
+
+/// A time in a what-if.
+pub type Mark = usize;
+
+impl<'k> Known<'k> {
+    /// Begins a what-if: nodes as they are, and all room that is kept for others taken.
+    pub fn trial(&self) -> Trial<'k> {
+        Trial {
+            known: *self,
+            gone: HashSet::default(),
+            is_empty: false,
+            ended: false,
+            repaid: Vec::new(),
+            starts: false,
+            keeps: true,
+            asker: None,
+            most: None,
+            spots: HashMap::default(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// The placement on one node, as filter saw it.
+    pub fn choose(&self, name: &str, pod: &PodFacts) -> Result<Choice, Reason> {
+        let trial = self.trial().while_others_start();
+        trial.choose(pod, name, &mut Budget::all())
+    }
+
+    /// Could the node hold the pod if it were empty?
+    pub fn could_hold(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
+        self.books.excluded(name, &pod.constraints).is_none()
+            && self.trial().empty().fits(pod, name, Host::Whole, budget) == Some(true)
+    }
+}
+
+/// What is supposed. To be said before a node is looked at, but for [`Trial::leave`], [`Trial::stay`] and [`Trial::clear`].
+impl<'k> Trial<'k> {
+    /// Pods that start hold up others, as they do now. Else all starts are over: they end without that anything is done.
+    pub fn while_others_start(mut self) -> Self {
+        self.starts = self.known.books.counts_starts();
+        self
+    }
+
+    /// No room is kept for others.
+    pub fn keeping_nothing(mut self) -> Self {
+        self.keeps = false;
+        self
+    }
+
+    /// All pods are gone, and no room is kept for others.
+    pub fn empty(mut self) -> Self {
+        self.is_empty = true;
+        self.keeping_nothing()
+    }
+
+    /// Pods that reports show have ended if they are bound to the node no more: the agent's next report is awaited.
+    pub fn without_ended(mut self, ended: bool) -> Self {
+        self.ended = ended;
+        self
+    }
+
+    /// Room is kept for those that come before this pod, whichever is asked about.
+    pub fn for_all_of(mut self, asker: &'k PodFacts) -> Self {
+        self.asker = Some(asker);
+        self
+    }
+
+    /// All that pods use of these GPUs beyond what they hold has come back.
+    pub fn repaid(mut self, cards: impl Iterator<Item = Arc<str>>) -> Self {
+        self.repaid = cards.map(|card| (card, None)).collect();
+        self
+    }
+
+    /// Of this node no more is left than that.
+    pub fn at_most(mut self, on: &Arc<str>, left: Left) -> Self {
+        self.most = Some((on.clone(), left));
+        self
+    }
+
+    /// This is left of the node, and no room is kept there.
+    pub fn with(mut self, on: &str, left: &Left) -> Self {
+        self.keeps = false;
+        if let Some((name, node)) = self.known.books.named_node(on) {
+            let spot = Spot::new(node, left.clone(), None);
+            self.spots.insert(name.clone(), spot);
+        }
+        self
+    }
+
+    /// These pods are gone.
+    pub fn leave(&mut self, pods: impl IntoIterator<Item = Uid>) {
+        self.gone.extend(pods);
+        self.changed();
+    }
+
+    /// This pod stays after all.
+    pub fn stay(&mut self, pod: &str) {
+        self.gone.swap_remove(pod);
+        self.changed();
+    }
+
+    /// Is the pod gone in this what-if?
+    pub fn has_left(&self, pod: &str) -> bool {
+        self.gone.contains(pod)
+    }
+
+    fn changed(&mut self) {
+        let spots = self.spots.values_mut();
+        spots.for_each(|spot| spot.is_stale = true);
+    }
+
+    /// All pods have left this GPU of the node, but for those that have come.
+    pub fn clear(&mut self, on: &str, card: usize) {
+        let Some((index, _, spot)) = self.spots.get_full_mut(on) else {
+            return;
+        };
+        let empty = spot.empty.get_or_insert_with(|| {
+            let view = spot.node.view_of(|_| false);
+            let mut empty = Left::of(spot.node, Arc::new(view), 0, |_| false);
+            let steps = self.steps.iter().filter(|step| step.spot == index);
+            steps.for_each(|step| empty.take(&step.request, &step.charges));
+            empty
+        });
+        spot.cleared.push(card);
+        spot.left.replace(card, empty);
+    }
+
+    /// The GPUs of the node that an administrator has cordoned take pods.
+    pub fn uncordon(&mut self, on: &str, pod: &PodFacts) {
+        if let Ok(spot) = self.spot(on, pod, &mut Budget::all()) {
+            let Spot { node, left, .. } = &mut self.spots[spot];
+            left.uncordon(node);
+        }
+    }
+}
+
+/// What follows.
+impl<'k> Trial<'k> {
+    /// The best placement of the pod on the node, on `only` these GPUs if some are named.
+    pub fn fit(
+        &mut self,
+        pod: &PodFacts,
+        on: &str,
+        only: Option<&[usize]>,
+        host: Host,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let spot = self.spot(on, pod, budget)?;
+        self.fit_at(spot, pod, only, host, budget)
+    }
+
+    /// Does the pod fit on the node? None if that cannot be told within the budget.
+    pub fn fits(
+        &mut self,
+        pod: &PodFacts,
+        on: &str,
+        host: Host,
+        budget: &mut Budget,
+    ) -> Option<bool> {
+        match self.fit(pod, on, None, host, budget) {
+            Ok(_) => Some(true),
+            Err(Reason::NotYet) => None,
+            Err(_) => Some(false),
+        }
+    }
+
+    /// The pod's placement beside what is kept for others.
+    ///
+    /// # Errors
+    /// What it lacks on the node as it is, or else which pod the room is kept for.
+    pub fn choose(
+        mut self,
+        pod: &PodFacts,
+        on: &str,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        self.keeps = false;
+        let choice = self.fit(pod, on, None, Host::Beside, budget)?;
+        self.keeps = true;
+        let spot = self.spot(on, pod, budget)?;
+        if !self.spots[spot].is_kept {
+            return Ok(choice);
+        }
+        let found = self.fit_at(spot, pod, None, Host::Beside, budget);
+        found.map_err(|reason| match reason {
+            Reason::Fit(_) => self.known.kept_because(on, pod),
+            other => other,
+        })
+    }
+
+    /// Pods that come to the node start from now on.
+    fn count_starts(&mut self, spot: usize) {
+        self.spots[spot].left.count_starts();
+    }
+
+    /// The pod comes to the node and gets these GPUs.
+    pub fn take(&mut self, pod: &PodFacts, on: &str, charges: Charges<'_>) {
+        if let Ok(spot) = self.spot(on, pod, &mut Budget::all()) {
+            self.take_at(spot, pod, charges);
+        }
+    }
+
+    /// What is left of a node for the pod.
+    pub fn left(&mut self, pod: &PodFacts, on: &str, budget: &mut Budget) -> Result<&Left, Reason> {
+        let spot = self.spot(on, pod, budget)?;
+        Ok(self.at(spot))
+    }
+
+    /// The same for a pod from which nothing is kept.
+    pub fn left_for_all(mut self, on: &str) -> Option<Left> {
+        if let Some(spot) = self.spots.swap_remove(on) {
+            return Some(spot.left);
+        }
+        let node = self.known.books.node(on)?;
+        Some(self.as_supposed(node, &mut Budget::all()))
+    }
+
+    /// Now.
+    pub fn mark(&self) -> Mark {
+        self.steps.len()
+    }
+
+    /// Pods that came since then have not come.
+    pub fn back_to(&mut self, mark: Mark) {
+        for step in self.steps.drain(mark..).rev() {
+            let spot = &mut self.spots[step.spot];
+            spot.is_stale |= spot.kept_from != step.kept_from;
+            spot.left = step.before;
+        }
+    }
+}
+
+/// The same for a node that was looked at before, by its index.
+impl<'k> Trial<'k> {
+    /// Looks at a node for a pod.
+    pub fn spot(&mut self, on: &str, pod: &PodFacts, budget: &mut Budget) -> Result<usize, Reason> {
+        let asker = self.asker.unwrap_or(pod);
+        let kept_from = self.keeps.then_some(&asker.uid);
+        if let Some((index, _, spot)) = self.spots.get_full(on)
+            && !spot.is_stale
+            && spot.kept_from.as_ref() == kept_from
+        {
+            return Ok(index);
+        }
+        let named = self.known.books.named_node(on);
+        let (name, node) = named.ok_or(Reason::NoReport)?;
+        let mut left = self.as_supposed(node, budget);
+        let is_kept = self.keeps && self.keep(&mut left, name, node, asker, budget)?;
+        if let Some((_, most)) = self.most.as_ref().filter(|(only, _)| only == name) {
+            left.cap(most);
+        }
+        let mut spot = Spot::new(node, left, kept_from.cloned());
+        spot.is_kept = is_kept;
+        let (index, _) = self.spots.insert_full(name.clone(), spot);
+        let spot = &mut self.spots[index];
+        for step in self.steps.iter().filter(|step| step.spot == index) {
+            spot.left.take(&step.request, &step.charges);
+        }
+        Ok(index)
+    }
+
+    fn as_supposed(&self, node: &Node, budget: &mut Budget) -> Left {
+        if !self.is_empty && !self.ended && self.gone.is_empty() && self.repaid.is_empty() {
+            return Left::of(node, node.shared(), node.count(), |_| true).starting(self.starts);
+        }
+        budget.charge_view(node);
+        let counts = |uid: &str| !self.is_gone(node, uid);
+        let repaid = |uuid: &str, uid: &str| {
+            let mut repaid = self.repaid.iter();
+            repaid
+                .any(|(card, pod)| **card == *uuid && pod.as_ref().is_none_or(|pod| **pod == *uid))
+        };
+        let view = node.view_without_loans(counts, repaid);
+        let left = Left::of(node, Arc::new(view), node.count_of(counts), counts);
+        left.starting(self.starts)
+    }
+
+    fn is_gone(&self, node: &Node, uid: &str) -> bool {
+        self.is_empty || self.gone.contains(uid) || self.ended && node.has_ended(uid)
+    }
+
+    /// What is left of it.
+    pub fn at(&self, spot: usize) -> &Left {
+        &self.spots[spot].left
+    }
+
+    /// Its name.
+    pub fn name(&self, spot: usize) -> Option<&Arc<str>> {
+        Some(self.spots.get_index(spot)?.0)
+    }
+
+    /// How many nodes were looked at.
+    pub fn count(&self) -> usize {
+        self.spots.len()
+    }
+
+    /// Does the pod fit on the node at this place of the list?
+    pub fn fit_at(
+        &self,
+        spot: usize,
+        pod: &PodFacts,
+        only: Option<&[usize]>,
+        host: Host,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let request = pod.asks.readable();
+        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
+        let Spot { node, left, .. } = &self.spots[spot];
+        if !left.has_host(request, host) {
+            return Err(Reason::Fit(Refusal::NoRoom));
+        }
+        let part = only.map(|only| left.part(only));
+        let view = part.as_ref().unwrap_or(left.view());
+        let Some(rules) = &request.rules else {
+            return self.known.scores.fit_within(view, request, budget);
+        };
+        let group = rules.affinity.as_ref();
+        if group.is_some_and(|group| self.is_elsewhere(group, spot)) {
+            return Err(Reason::Fit(Refusal::Neighbours));
+        }
+        budget.charge_view(node);
+        let traits = self.traits(spot, group);
+        self.known.scores.fit_among(view, &traits, request, budget)
+    }
+
+    /// The pod takes this on the node at this place of the list.
+    pub fn take_at(&mut self, spot: usize, pod: &PodFacts, charges: Charges<'_>) {
+        let Ok(request) = pod.asks.readable() else {
+            return;
+        };
+        let Spot {
+            left, kept_from, ..
+        } = &mut self.spots[spot];
+        let step = Step {
+            spot,
+            request: request.clone(),
+            charges: charges.to_vec(),
+            before: left.clone(),
+            kept_from: kept_from.clone(),
+        };
+        left.take(request, charges);
+        self.steps.push(step);
+    }
+
+    /// Does the affinity group hold GPUs, but none of this node?
+    fn is_elsewhere(&self, group: &str, spot: usize) -> bool {
+        let mut others = self.steps.iter().filter(|step| step.spot != spot);
+        let came = others.any(|step| {
+            let rules = step.request.rules.as_ref();
+            rules.is_some_and(|rules| rules.affinity.as_deref() == Some(group))
+        });
+        let (books, gone) = (self.known.books, |uid: &str| self.has_left(uid));
+        let is_elsewhere = |name: &Arc<str>| books.is_group_elsewhere(group, name, gone);
+        came || self.name(spot).is_some_and(is_elsewhere)
+    }
+
+    /// What rules ask of the node's GPUs. A pod of an affinity group goes to those that the group has, even if they are cleared.
+    fn traits(&self, spot: usize, group: Option<&Arc<str>>) -> Vec<Traits<'_>> {
+        let Spot {
+            node,
+            left,
+            cleared,
+            ..
+        } = &self.spots[spot];
+        let mut traits = node.traits(|uid| self.is_gone(node, uid));
+        for card in cleared {
+            if let Some(card) = traits.get_mut(*card) {
+                let is_of =
+                    |it: &&gpustow_pack::Rules| group.is_some() && it.affinity.as_ref() == group;
+                card.holders.retain(is_of);
+            }
+        }
+        for (rules, cards) in left.rules() {
+            for card in cards {
+                if let Some(card) = traits.get_mut(*card) {
+                    card.holders.push(rules);
+                }
+            }
+        }
+        traits
+    }
+}
+
+impl<'k> Spot<'k> {
+    fn new(node: &'k Node, left: Left, kept_from: Option<Uid>) -> Self {
+        Self {
+            node,
+            left,
+            kept_from,
+            is_kept: false,
+            is_stale: false,
+            cleared: Vec::new(),
+            empty: None,
+        }
+    }
+}
+
+/// What is left of a new node beside the pod: no pod is there yet, nor is anything kept.
+pub fn left_of_new(
+    view: &NodeGpus,
+    request: &Request,
+    only: Option<&[usize]>,
+    scores: &Scores,
+) -> Option<NodeGpus> {
+    let left = Left::of_new(view);
+    left.has_host(request, Host::Whole).then_some(())?;
+    let part = only.map(|only| left.part(only));
+    let of = part.as_ref().unwrap_or(view);
+    let choice = scores.fit_within(of, request, &mut Budget::all()).ok()?;
+    let mut left = view.clone();
+    left.take(request, &choice.placement.charges);
+    Some(left)
+}

@@ -1,0 +1,154 @@
+//! The room of a node that is kept for others.
+
+use std::cmp::Reverse;
+
+use gpustow_api::PodFacts;
+
+use super::{Host, Left, Trial};
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
+use crate::earmarks::{Cause, Earmark, Holder};
+use crate::known::Known;
+use crate::reason::Reason;
+
+/// A pod for which room is earmarked, made or not.
+#[derive(Clone, Copy)]
+struct Other<'a> {
+    pod: &'a PodFacts,
+    /// None if only a nomination earmarks it.
+    earmark: Option<&'a Earmark>,
+}
+
+impl<'a> Other<'a> {
+    /// What is earmarked, if it is for this cause.
+    fn earmark_if(&self, is_it: impl Fn(Cause) -> bool) -> Option<&'a Earmark> {
+        self.earmark.filter(|it| is_it(it.cause()))
+    }
+
+    fn reclaim(&self) -> Option<&'a Earmark> {
+        self.earmark_if(|cause| cause == Cause::Reclaim)
+    }
+}
+
+impl Known<'_> {
+    /// Pods that are not assumed, for which room is earmarked on a node, and that the pod must make way for.
+    fn others_kept<'s>(
+        &'s self,
+        name: &'s str,
+        pod: &'s PodFacts,
+    ) -> impl Iterator<Item = Other<'s>> {
+        let counts = move |holder: &&Holder| match holder {
+            Holder::Pod(uid) => *uid != pod.uid && self.books.assumed(uid).is_none(),
+            Holder::Replacement(_) => !self.earmarks.is_replaced_by(holder, pod),
+        };
+        let others = self
+            .earmarks
+            .holders(name)
+            .filter(counts)
+            .filter_map(|holder| {
+                let earmark = self.earmarks.earmark_of(holder);
+                let pod = self.earmarks.pod_of(holder, self.books)?;
+                Some(Other { pod, earmark })
+            });
+        // Room that a pod was woken for is not for those of lower priority. Among equals the first that asks has it.
+        let woken = self.woken_for(name);
+        let woken = woken.filter_map(|uid| self.books.pod(uid));
+        let woken = woken.filter(|it| it.priority > pod.priority);
+        let woken = woken.map(|pod| Other { pod, earmark: None });
+        others
+            .chain(woken)
+            // Of room that is offered to several ungated pods, the first that asks has its part.
+            .filter(move |it| {
+                let ungated = it.earmark_if(|cause| cause == Cause::Ungated);
+                ungated.is_none() || !self.offered.is_for(&pod.uid, name)
+            })
+            .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
+            // Room for one pod of a gang is for any of them: they are placed together.
+            .filter(|it| !self.is_of_gang(pod, it.pod))
+            .filter(|it| !self.may_take_reservation(pod, it.pod))
+    }
+
+    /// Is room of the node kept from the pod?
+    pub fn is_kept_from(&self, name: &str, pod: &PodFacts) -> bool {
+        let keeps = !self.earmarks.is_empty() || !self.offered.is_empty();
+        keeps && self.others_kept(name, pod).next().is_some()
+    }
+
+    /// Why the room there is not for the pod.
+    pub(super) fn kept_because(&self, name: &str, pod: &PodFacts) -> Reason {
+        let others = || self.others_kept(name, pod);
+        let reserves = |cause| cause == Cause::Reserve;
+        match () {
+            () if others().all(|it| it.reclaim().is_some()) => Reason::Reclaimed,
+            () if others().any(|it| it.earmark_if(reserves).is_some()) => Reason::Reserved,
+            () => Reason::Nominated,
+        }
+    }
+}
+
+impl<'k> Trial<'k> {
+    /// Takes from what is left of a node what pods for which room is kept there will need, beyond what those have who leave, and
+    /// beyond what is reclaimed for them. False if no room is kept from the `asker`.
+    pub(super) fn keep(
+        &self,
+        left: &mut Left,
+        name: &str,
+        node: &Node,
+        asker: &PodFacts,
+        budget: &mut Budget,
+    ) -> Result<bool, Reason> {
+        let others = self.known.others_kept(name, asker);
+        let mut kept: Vec<_> = others.filter(|it| !self.has_left(&it.pod.uid)).collect();
+        if kept.is_empty() {
+            return Ok(false);
+        }
+        kept.sort_unstable_by_key(|it| (Reverse(it.pod.priority), it.pod.created, &it.pod.uid));
+        let mut later = self.once_left(name, &kept);
+        let spot = later.spot(name, asker, budget)?;
+        if self.starts {
+            // Those that start are over by then; those for which room is kept start.
+            later.count_starts(spot);
+        }
+        for Other { pod, earmark } in kept {
+            let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+                Some(earmark) => node.charges(earmark.cards()),
+                // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
+                None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
+                    Ok(choice) => choice.placement.charges,
+                    Err(Reason::NotYet) => return Err(Reason::NotYet),
+                    Err(_) => continue,
+                },
+            };
+            later.take_at(spot, pod, &charges);
+        }
+        left.cap(later.at(spot));
+        Ok(true)
+    }
+
+    /// The same what-if once pods have left the node, for one of these or anyway, and borrowers have given back what is
+    /// reclaimed. One that should be gone by now does not leave, nor gives anything back.
+    fn once_left(&self, name: &str, kept: &[Other<'_>]) -> Trial<'k> {
+        let stays = |uid: &Uid| {
+            let pod = self.known.books.pod(uid);
+            pod.is_none_or(|pod| self.known.is_late(pod))
+        };
+        let called = kept.iter().filter_map(Other::reclaim).flat_map(|earmark| {
+            let back = earmark.waits_for().iter().filter(|uid| !stays(uid));
+            let cards = earmark.cards().iter();
+            cards.flat_map(move |(card, _)| {
+                let back = back.clone();
+                back.map(|uid| (card.clone(), Some(uid.clone())))
+            })
+        });
+        let mut later = self.known.trial().keeping_nothing();
+        (later.ended, later.repaid) = (self.ended, self.repaid.clone());
+        later.repaid.extend(called);
+        let evictions = kept.iter().filter_map(|it| it.earmark_if(Cause::evicts));
+        let ending = evictions
+            .flat_map(Earmark::waits_for)
+            .filter(|uid| !stays(uid));
+        later.leave(self.gone.iter().chain(ending).cloned());
+        later.leave(self.known.leaving(name));
+        later
+    }
+}

@@ -1,0 +1,227 @@
+//! What pods must do now, for what purpose and why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gpustow_api::{Group, PodFacts, config, names};
+use gpustow_books::{Cause, Uid};
+use gpustow_pack::Mib;
+use strum::IntoStaticStr;
+
+use super::{Borrower, Reserved, Shortage};
+
+/// What is done to a pod or a node, the mildest first; as a string, the `action` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Action {
+    /// The pod is told.
+    Event,
+    /// Its agent ends processes of it that use GPUs.
+    KillProcess,
+    /// It is evicted, as disruption budgets allow.
+    Evict,
+    /// It is deleted.
+    Delete,
+    /// Autoscalers are told about the node.
+    MarkNode,
+}
+
+impl Action {
+    /// What is done to pods or nodes for a cause.
+    #[must_use]
+    pub fn of(cause: Cause) -> &'static [Self] {
+        match cause {
+            Cause::Reclaim | Cause::Pressure | Cause::OverLimit => {
+                &[Self::Event, Self::KillProcess, Self::Evict]
+            }
+            Cause::Preempt => &[Self::Delete],
+            Cause::Defragment => &[Self::Evict],
+            Cause::Reserve => &[Self::MarkNode],
+            Cause::Nominated | Cause::Ungated | Cause::Replacement => &[],
+        }
+    }
+}
+
+impl From<config::Action> for Action {
+    fn from(action: config::Action) -> Self {
+        match action {
+            config::Action::Off | config::Action::Event => Self::Event,
+            config::Action::KillProcess => Self::KillProcess,
+            config::Action::Evict => Self::Evict,
+        }
+    }
+}
+
+/// What a pod is disrupted for.
+#[derive(Clone, Debug)]
+pub enum Purpose {
+    /// For this pod.
+    Pod(Arc<PodFacts>),
+    /// So much must be free.
+    Headroom(Mib),
+    /// It is over its limit.
+    Limit,
+    /// Its node is emptied.
+    Autoscaler,
+}
+
+impl Purpose {
+    /// The pod, if it is for one.
+    #[must_use]
+    pub fn pod(&self) -> Option<&Arc<PodFacts>> {
+        match self {
+            Self::Pod(pod) => Some(pod),
+            Self::Headroom(_) | Self::Limit | Self::Autoscaler => None,
+        }
+    }
+
+    /// Its UID.
+    #[must_use]
+    pub fn uid(&self) -> Option<&Arc<str>> {
+        self.pod().map(|pod| &pod.uid)
+    }
+}
+
+/// A pod that must do something for another.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    /// The pod.
+    pub victim: Arc<PodFacts>,
+    /// Why.
+    pub cause: Cause,
+    /// What is done to it.
+    pub action: Action,
+    /// The node that gains by it.
+    pub node: Arc<str>,
+    /// What for.
+    pub purpose: Purpose,
+    /// For all pods of this gang: all that is demanded for it is done, or nothing.
+    pub gang: Option<Group>,
+    /// What the victim uses too much of.
+    pub cards: Vec<Borrower>,
+}
+
+impl Demand {
+    /// The condition on the victim that says so.
+    #[must_use]
+    pub fn condition(&self) -> &'static str {
+        match self.cause.evicts() {
+            true => names::DISRUPTION_TARGET,
+            false => names::RECLAIM_CONDITION,
+        }
+    }
+
+    /// Does the victim have a condition that says so?
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        if self.cause.evicts() {
+            return self.victim.preempted;
+        }
+        let asked = self.victim.asked_back;
+        asked.is_some_and(|done| Action::from(done) >= self.action)
+    }
+
+    /// Does the victim terminate by it?
+    #[must_use]
+    pub fn terminates(&self) -> bool {
+        matches!(self.action, Action::Evict | Action::Delete)
+    }
+}
+
+/// What is demanded now.
+#[derive(Debug, Default)]
+pub struct Demands {
+    /// What is reserved for waiting pods.
+    pub reserved: Vec<Reserved>,
+    /// One per pod that gives memory back, for a pod that waits before all others; then those that must finish.
+    pub all: Vec<Demand>,
+    reclaimed: BTreeSet<Uid>,
+    /// GPUs under pressure.
+    pub short: Vec<Shortage>,
+}
+
+impl Demands {
+    /// None yet, where these GPUs lack their headroom.
+    pub fn of(short: Vec<Shortage>) -> Self {
+        Self {
+            short,
+            ..Self::default()
+        }
+    }
+
+    /// A pod that gives memory back is asked once, for all of its GPUs.
+    pub fn reclaim(&mut self, mut demand: Demand) {
+        if self.reclaimed.insert(demand.victim.uid.clone()) {
+            return self.all.push(demand);
+        }
+        let known = self.all.iter_mut();
+        let known = known.rev().find(|it| it.victim.uid == demand.victim.uid);
+        if let Some(known) = known {
+            let is_new = |card: &Borrower| known.cards.iter().all(|it| it.uuid != card.uuid);
+            demand.cards.retain(is_new);
+            known.cards.extend(demand.cards);
+        }
+    }
+
+    /// Room is reserved for a pod, and these pods are evicted for it.
+    pub(crate) fn evict(&mut self, all: Vec<Reserved>, action: Action) {
+        for reserved in all {
+            let demands = reserved.victims.iter().map(|victim| Demand {
+                victim: victim.clone(),
+                cause: reserved.cause,
+                action,
+                // Those of a gang that finish together may be on nodes where nothing is reserved.
+                node: victim.node.as_ref().unwrap_or(&reserved.node).clone(),
+                purpose: Purpose::Pod(reserved.pod.clone()),
+                gang: reserved.gang.clone(),
+                cards: Vec::new(),
+            });
+            self.all.extend(demands);
+            self.reserved.push(reserved);
+        }
+    }
+
+    /// What is demanded for each gang.
+    #[must_use]
+    pub fn by_gang(&self) -> BTreeMap<Group, Vec<&Demand>> {
+        let mut all = BTreeMap::<_, Vec<_>>::new();
+        for demand in &self.all {
+            if let Some(gang) = &demand.gang {
+                all.entry(gang.clone()).or_default().push(demand);
+            }
+        }
+        all
+    }
+
+    /// Must this pod give memory back?
+    #[must_use]
+    pub fn reclaims_from(&self, uid: &str) -> bool {
+        self.reclaimed.contains(uid)
+    }
+
+    /// Must it finish for another?
+    #[must_use]
+    pub fn terminates(&self, uid: &str) -> bool {
+        let mut all = self.all.iter();
+        all.any(|it| it.cause.evicts() && *it.victim.uid == *uid)
+    }
+
+    /// What conditions of pods say is reserved for them.
+    pub fn announced(&self) -> impl Iterator<Item = &Reserved> {
+        let all = self.reserved.iter();
+        all.filter(|it| it.cause != Cause::Reserve)
+    }
+
+    /// What the pod's condition says is reserved for it.
+    #[must_use]
+    pub fn reserved_for(&self, uid: &str) -> Option<&Reserved> {
+        let mut conditions = self.announced();
+        conditions.find(|it| *it.pod.uid == *uid)
+    }
+
+    /// Must no pod be told anything?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.announced().next().is_none()
+    }
+}

@@ -1,0 +1,108 @@
+//! The parts of the ledger that decisions rest on, and how what is earmarked changes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gpustow_books::{Asked, Books, Config, Earmarks, Ended, Evidence, Known, Scores, Shown, Uid};
+use gpustow_queue::Queue;
+
+use crate::sight::Sight;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// What the administrator decided.
+    pub config: Config,
+    /// What is true.
+    pub books: Books,
+    /// What filter remembers.
+    pub scores: Scores,
+    /// Which pod room is kept for.
+    pub earmarks: Earmarks,
+    /// What kube-scheduler has shown.
+    pub shown: Shown,
+    /// Who waits.
+    pub queue: Queue,
+    /// Pods that were asked to give memory back.
+    pub asked: Asked,
+    /// Pods for which a search ended because it had cost enough: they are to be told.
+    pub cut: Vec<Uid>,
+    /// Pods that no node could hold if it were empty: they are to be told.
+    pub hopeless: Vec<Uid>,
+    /// What time it is, as the last verb with a time that changes something said.
+    pub now: Duration,
+    /// The same in seconds since 1970: see `Ledger::tell_time`.
+    pub unix: Option<i64>,
+    /// See `Ledger::work`.
+    work: AtomicU64,
+}
+
+impl Parts {
+    /// Empty parts.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            books: Books::new(config.stale_after, config.start_timeout, config.of_views()),
+            scores: Scores::new(config.policy),
+            queue: Queue::new(config.queue),
+            ..Self::default()
+        }
+    }
+
+    /// What is known now, and who waits.
+    pub fn sight(&self) -> Sight<'_> {
+        let known = Known {
+            books: &self.books,
+            scores: &self.scores,
+            earmarks: &self.earmarks,
+            shown: &self.shown,
+            offered: self.queue.offered(),
+            queued: self.queue.gated().highest(),
+            config: &self.config,
+            work: &self.work,
+            asked: &self.asked,
+            now: self.now,
+            unix: self.unix,
+        };
+        Sight {
+            known,
+            queue: &self.queue,
+        }
+    }
+
+    /// Changes what is earmarked: the one way, for the queue follows what is kept no more.
+    pub fn change<T>(&mut self, change: impl FnOnce(&mut Earmarks, &Books) -> T) -> T {
+        let found = change(&mut self.earmarks, &self.books);
+        self.queue.gain(&mut self.earmarks);
+        found
+    }
+
+    /// What was earmarked for the pod ends.
+    pub fn end(&mut self, uid: &str, how: Ended) {
+        self.change(|earmarks, books| earmarks.end(uid, how, books));
+    }
+
+    /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
+    /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early.
+    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence) {
+        if self.shown.is_to_be_asked(uid, evidence, self.now) {
+            self.queue.tries_again(uid);
+        }
+    }
+
+    /// What looks have cost so far.
+    pub fn work(&self) -> u64 {
+        self.work.load(Ordering::Relaxed)
+    }
+
+    /// So many pods or nodes were looked at.
+    pub fn count(&self, looked_at: usize) {
+        self.sight()
+            .count_spent(u64::try_from(looked_at).unwrap_or(u64::MAX));
+    }
+
+    /// A look has spent so much.
+    pub fn count_spent(&self, spent: u64) {
+        self.sight().count_spent(spent);
+    }
+}
