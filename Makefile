@@ -41,7 +41,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	tests/programs.sh gpustow gpustow-agent kubectl-gpustow cluster
 	@target/debug/cluster $(ARGS)
 
-##@ Test (CONTRIBUTING.md says which after which change, and what each needs)
+##@ Test (CONTRIBUTING.md lists the targets for each change, and their requirements)
 
 # Cases of tests/integration that need programs of others which take long to build, or an earlier build of ours.
 BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashboard::every_query
@@ -79,7 +79,7 @@ test-long: ## Run 200,000 histories of the ledger's model and 60 simulated world
 	    $(CARGO) test --workspace --locked --test ledger --test simulate -- no_history every_world
 
 .PHONY: test-all
-test-all: test test-cluster test-long ## Run all three
+test-all: test test-cluster test-long ## Run the three targets above
 
 .PHONY: test-beside
 test-beside: ## Run the tests that need Prometheus or an earlier build of gpustow
@@ -87,18 +87,18 @@ test-beside: ## Run the tests that need Prometheus or an earlier build of gpusto
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked --test integration -- $(BESIDE)
 
 .PHONY: test-versions
-test-versions: ## Test on each minor of Kubernetes what depends on it (ARGS="1.34 1.38" for some)
+test-versions: ## Test version-dependent behaviour on each minor of Kubernetes (ARGS="1.34 1.38" for some)
 	@tests/versions/run.sh $(ARGS)
 
 # With processes, mounts and a network of their own.
 NODE_TEST := tests/node/apart.sh $(CARGO) test --offline --workspace --locked --test node -- --test-threads 1
 
 .PHONY: test-node
-test-node: node ## Test a real kubelet with containers, what test-install does among it (root, see CONTRIBUTING.md; KUBELET=1.34: an older one)
+test-node: node ## Test a real kubelet with containers, including test-install (root, see CONTRIBUTING.md; KUBELET=1.34: an older one)
 	$(NODE_TEST) --skip this_machines_gpu
 
 .PHONY: test-install
-test-install: node ## Install gpustow on a node as the documentation says, from its images (root; see CONTRIBUTING.md)
+test-install: node ## Install gpustow on a node as in the documentation, from its images (root; see CONTRIBUTING.md)
 	$(NODE_TEST) install::
 
 # The kubelet is a set of its own.
@@ -110,7 +110,7 @@ node: control-plane helm
 	tests/programs.sh gpustow-agent
 
 .PHONY: test-gpu
-test-gpu: node ## Test on this machine's NVIDIA GPU: the agent beside nvidia-smi, pods' programs in a cluster, pods that share compute (root)
+test-gpu: node ## Test on this machine's NVIDIA GPU: the agent compared with nvidia-smi, pods' programs in a cluster, pods that share compute (root)
 	@python3 tests/gpu/run.py
 	$(CARGO) test --workspace --locked --test gpu -- --test-threads 1 --nocapture
 	$(NODE_TEST) this_machines_gpu --nocapture
@@ -120,7 +120,7 @@ test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 	@tests/page/run.sh
 
 .PHONY: test-neighbours
-test-neighbours: control-plane ## Test beside the real Kueue, Karpenter and JobSet (builds them once)
+test-neighbours: control-plane ## Test together with the real Kueue, Karpenter and JobSet (builds them once)
 	@tests/neighbours/build.sh kueue >/dev/null
 	@tests/neighbours/build.sh karpenter >/dev/null
 	@tests/neighbours/build.sh jobset >/dev/null
@@ -133,7 +133,7 @@ screenshots: ## Take the page's pictures in docs/images again
 	@tests/page/run.sh --screenshots docs/images
 
 .PHONY: images
-images: ## Build every image as an OCI archive, with what it is made of (PROFILE=dev ARCHS=amd64: see images/build.sh)
+images: ## Build every image as an OCI archive, with its bill of materials (PROFILE=dev ARCHS=amd64: see images/build.sh)
 	@images/sbom.sh "$$(images/build.sh)"
 
 .PHONY: soak
@@ -141,34 +141,34 @@ soak: ## Run test-all with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test-all ROUNDS=200
 
 .PHONY: simulate
-simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on; SEED=7: tell that one
+simulate: ## Simulate SEEDS (10,000) histories of the whole extender, from FROM (0) on; SEED=7: print that one
 	@RUST_LOG=$${RUST_LOG-$(if $(SEED),gpustow=debug$(comma)gpustow_agent=info)} GPUSTOW_SEED='$(SEED)' GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) \
 	    $(CARGO) test $(if $(SEED),,--profile simulate) --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
 
 .PHONY: torture
-torture: control-plane ## An hour of real faults on a real control plane, by a seed (ARGS=--help for options)
+torture: control-plane ## Cause real faults on a real control plane for an hour, by a seed (ARGS=--help for options)
 	$(CARGO) build --locked --workspace $(PROGRAMS) --bin gpustow --bin torture
 	target/debug/torture $(ARGS)
 
 .PHONY: overload
-overload: control-plane ## Flood a real control plane, and see what others wait meanwhile (ARGS=--help for options)
+overload: control-plane ## Flood a real control plane, and measure how long others wait (ARGS=--help for options)
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --package gpustow-testkit --features programs --bin overload -- --gpustow target/release/gpustow $(ARGS)
 
 .PHONY: fuzz
-fuzz: ## Fuzz all that parses what others wrote, an hour each (ARGS="pod report": those; MINUTES=5; KEEP=1 adds to the corpora)
+fuzz: ## Fuzz every parser of foreign input, an hour each (ARGS="pod report": these two; MINUTES=5; KEEP=1 adds to the corpora)
 	@crates/fuzz/run.sh $(ARGS)
 
 # The one test that is left out edits the library's table of symbols, on which the sanitizer relies. Leaks are not looked
 # for: those of a library that was unloaded cannot be told.
 .PHONY: sanitize
-sanitize: ## Run the agent's tests under AddressSanitizer, with the library that plays NVML's: all that is unsafe
+sanitize: ## Run the agent's tests under AddressSanitizer, with the simulated NVML: all unsafe code
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address -Clink-arg=-rdynamic' ASAN_OPTIONS=detect_leaks=0 \
 	    CARGO_TARGET_DIR=target/sanitize $(CARGO) test --workspace --locked \
 	    --target "$$(rustc -vV | sed -n 's/^host: //p')" --test agent -- --skip a_library_without_the_call
 
 .PHONY: teeth
-teeth: control-plane ## Take mends out again and see the ledger's model, the simulated world or a test find each (ARGS=tests/teeth/NAME.patch for some)
+teeth: control-plane ## Take each fix out again, and check that the ledger's model, the simulated world or a test finds it (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)
 
 ##@ Measure
@@ -179,27 +179,27 @@ bench: ## Benchmark the decision and the routes, and packing against others (OPE
 	$(RUN) --release --package gpustow-sim --bin gpustow-sim -- bench $(if $(OPENB),--openb '$(OPENB)')
 
 .PHONY: bench-cluster
-bench-cluster: control-plane ## Pods per second through the real kube-scheduler with and without the extender, 1,000 and 5,000 nodes
+bench-cluster: control-plane ## Measure pods per second through the real kube-scheduler with and without the extender, 1,000 and 5,000 nodes
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-cluster -- $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: control-plane ## The same pods by kube-scheduler, gpustow, Volcano and KAI, on 100 to 5,000 nodes (builds them once; ARGS=--help for options)
+bench-peers: control-plane ## Compare kube-scheduler, gpustow, Volcano and KAI with equal pods, on 100 to 5,000 nodes (builds them once; ARGS=--help for options)
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --package gpustow-testkit --features programs --bin bench-peers -- $(ARGS)
 
 .PHONY: bench-server
-bench-server: control-plane ## A full cluster: the extender's memory, answers and takeover, agents' reports, and the plugin's commands
+bench-server: control-plane ## Measure a full cluster: the extender's memory, answers and takeover, agents' reports, and the plugin's commands
 	$(CARGO) build --locked --release --package gpustow --package kubectl-gpustow
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-server -- $(ARGS)
 
 .PHONY: bench-scheduler-perf
-bench-scheduler-perf: control-plane ## Kubernetes' scheduler_perf without and with the extender (NODES=1000 ROUNDS=3)
+bench-scheduler-perf: control-plane ## Run Kubernetes' scheduler_perf without and with the extender (NODES=1000 ROUNDS=3)
 	$(CARGO) build --locked --release --bin gpustow
 	benches/scheduler_perf/run.sh
 
 .PHONY: bench-admission
-bench-admission: control-plane ## What admission costs a CREATE, beside none and beside an earlier build's policies
+bench-admission: control-plane ## Measure the cost of admission, compared with none and with an earlier build's policies
 	$(CARGO) build --locked --release --package gpustow
 	@mkdir -p target/bench-admission
 	@git archive be7e12d7 manifests scheduler-config | tar -x -C target/bench-admission
@@ -207,7 +207,7 @@ bench-admission: control-plane ## What admission costs a CREATE, beside none and
 	    --earlier target/bench-admission/manifests/base $(ARGS)
 
 .PHONY: bench-agent
-bench-agent: control-plane ## What the agent costs its node, and how soon its report decides
+bench-agent: control-plane ## Measure the agent's cost on its node, and how soon its report decides
 	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-agent -- $(ARGS)
 
@@ -218,7 +218,7 @@ generate: ## Write the generated manifests, the dashboard and the reference
 	$(RUN) --package gpustow-generate
 
 .PHONY: lines
-lines: ## Count the lines of code of each part beside its budget
+lines: ## Count the lines of code of each part against its budget
 	@$(CARGO) test --quiet --workspace --locked --test generate -- --exact lines::each_part_keeps_to_its_budget_of_lines --nocapture
 
 .PHONY: workflows
@@ -268,7 +268,7 @@ book: $(MDBOOK) ## Build docs as a book in target/book, and check its links
 ##@ Release (docs/releasing.md has the order)
 
 .PHONY: release-version
-release-version: ## Check that all that names the version names it (TAG=v1.2.3: and that the CHANGELOG has it)
+release-version: ## Check the version in every file that names it (TAG=v1.2.3: and in the CHANGELOG)
 	@release/version.sh
 
 .PHONY: release-push
@@ -284,19 +284,19 @@ release-manifests: ## Write a file for each way of installing by kubectl alone
 	@release/manifests.sh
 
 .PHONY: release-index
-release-index: ## Write the sums of what is attached, and krew's entry
+release-index: ## Write the checksums of the artifacts, and krew's entry
 	@release/index.sh
 
 .PHONY: release-sign
-release-sign: ## Sign what was pushed and attached
+release-sign: ## Sign the pushed and attached artifacts
 	@release/sign.sh
 
 .PHONY: release-verify
-release-verify: ## Pull back what was pushed, and verify it as a user would
+release-verify: ## Pull the pushed artifacts, and verify them as a user would
 	@release/verify.sh
 
 .PHONY: release-dry-run
-release-dry-run: images control-plane helm ## A whole release against a registry on loopback, pulled back and verified
+release-dry-run: images control-plane helm ## Make a whole release against a registry on loopback, pull it and verify it
 	@release/dry-run.sh
 
 ##@ Programs of others
@@ -314,7 +314,7 @@ helm: ## Build the Helm that the tests run (once; HELM=3: that one)
 	@tests/helm/build.sh >/dev/null
 
 .PHONY: previous
-previous: ## Build the earlier programs that the tests run beside today's (once)
+previous: ## Build the earlier programs that the tests run together with today's (once)
 	@tests/previous/build.sh >/dev/null
 
 $(MDBOOK):

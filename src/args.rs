@@ -14,12 +14,11 @@ use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 use crate::webhook::WebhookArgs;
 
 /// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all has an environment variable. The
-/// GpustowConfig named gpustow holds what applies to the whole cluster
+/// GpustowConfig named gpustow has the settings of the whole cluster
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]
 pub struct Args {
-    /// Serve kube-scheduler at this address. Without --tls everyone who reaches it is served: keep it on loopback,
-    /// beside the scheduler
+    /// Serve kube-scheduler at this address. Without --tls every client that reaches it is served: keep it on loopback
     #[arg(
         help_heading = "Serving kube-scheduler",
         long,
@@ -63,7 +62,7 @@ pub struct Args {
     #[command(flatten)]
     pub serving: MetricsArgs,
 
-    /// What extender and agent are told alike.
+    /// The flags that extender and agent share.
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
@@ -134,14 +133,14 @@ impl FromStr for LeaseName {
 }
 
 impl Args {
-    /// Checks what the flags say together.
+    /// Checks the flags against each other.
     ///
     /// # Errors
     /// With the flags that contradict each other.
     pub fn check(&self) -> Result<()> {
         ensure!(
             self.listen != self.health_listen,
-            "--listen and --health-listen are the same"
+            "--listen and --health-listen are equal"
         );
         Ok(())
     }

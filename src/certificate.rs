@@ -50,7 +50,7 @@ enum StepError {
     #[error("cannot write the request: {0}")]
     Request(#[from] axum::http::Error),
     #[error(
-        "the MutatingWebhookConfiguration {name} has no webhooks: apply gpustow's manifests",
+        "the MutatingWebhookConfiguration {name} lacks webhooks: apply gpustow's manifests",
         name = names::WEBHOOK_CONFIGURATION
     )]
     NoWebhook,
@@ -231,7 +231,7 @@ impl Keeper {
             .header(header::CONTENT_TYPE, "application/json-patch+json")
             .body(patch.to_string().into_bytes())?;
         within(TIMEOUT, self.client.request::<Value>(request)).await?;
-        tracing::info!("the API server is told to trust the webhook's certificate");
+        tracing::info!("the API server trusts the webhook's certificate");
         Ok(())
     }
 

@@ -131,7 +131,7 @@ pub(crate) async fn follow(app: Arc<App>) {
             Ok(watcher::Event::Apply(object)) => set(&app, Some(object)),
             Ok(watcher::Event::Delete(_)) => set(&app, None),
             Err(error) if is_no_kind(&error) => {
-                tracing::debug!(%error, "this cluster has no GpustowConfig: the defaults hold");
+                tracing::debug!(%error, "the GpustowConfig is missing: the defaults hold");
                 set(&app, None);
             }
             Err(error) => tracing::warn!(

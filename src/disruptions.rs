@@ -267,7 +267,7 @@ impl Disruptions {
                 if !is_settled(&error) {
                     tracing::warn!(
                         namespace = %pod.namespace, pod = %pod.name, %error,
-                        "cannot say on a pod what is reserved for it: no pod is disrupted for it"
+                        "cannot write a pod's reservation on it: no pod is disrupted for it"
                     );
                 }
                 false

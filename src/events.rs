@@ -161,7 +161,7 @@ impl Events {
         self.refused(pod, told.unwrap_or_else(|| hash_of("hopeless")), || {
             let claims = pod.asks.claims().iter().map(ToString::to_string);
             format!(
-                "No node can hold this pod as it is, which asks for {}, even if all other pods finish. To see what to change: \
+                "No node can hold this pod as it is, which asks for {}, even if all other pods finish. To see the necessary changes: \
                  kubectl gpustow why {}/{}",
                 claims.collect::<Vec<_>>().join(" and "),
                 pod.namespace,
@@ -243,7 +243,7 @@ impl Events {
         tracing::warn!(%namespace, placeholder = %name, pod = %pod.name, "no node has come for a placeholder");
         let note = format!(
             "No node has come for this pod in the 15 minutes since its placeholder was created. Read the autoscaler's log, and \
-             check its limits and the GPUs and labels of its node groups. To see what the autoscaler says: \
+             check its limits and the GPUs and labels of its node groups. To see the autoscaler's answer: \
              kubectl describe pod -n {namespace} {name}"
         );
         self.warn(Kind::PlaceholderUnanswered, pod, note);

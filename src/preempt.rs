@@ -35,7 +35,7 @@ pub(crate) async fn preempt(
     let pod = args
         .pod
         .facts(&app.args.resource_name)
-        .ok_or_else(|| Failure::new(ErrorKind::Decode, "the pod has no UID"))?;
+        .ok_or_else(|| Failure::new(ErrorKind::Decode, "the pod lacks a UID"))?;
     let asks = pod.asks.readable();
     let asks = asks.map_err(|bad| Failure::of_pod(bad.to_string()))?;
     if asks.is_empty() {

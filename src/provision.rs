@@ -153,7 +153,7 @@ impl Known {
         let pause = match error.is_final() && error.status() != Some(409) {
             true => {
                 let note = format!(
-                    "No autoscaler is told that this pod needs a node, because its placeholder was refused: {error}"
+                    "Autoscalers do not learn that this pod needs a node, because its placeholder was refused: {error}"
                 );
                 app.events.warn(Kind::PlaceholderRefused, pod, note);
                 app.metrics.provisioned(REFUSED);

@@ -113,7 +113,7 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     let Some(pod) = args.pod.facts(&app.args.resource_name) else {
         return failed(Failure::new(
             ErrorKind::Decode,
-            "gpustow: the pod has no UID",
+            "gpustow: the pod lacks a UID",
         ));
     };
     let mut answer = ExtenderFilterResult::default();
@@ -264,7 +264,7 @@ fn refusal(
     if lasts {
         return format!(
             "None of the nodes that kube-scheduler offers can hold this pod as it is, which asks for {asks}: {reasons}. \
-             The end of other pods does not help: `kubectl gpustow why {namespace}/{name}` says what to change."
+             Waiting does not help: `kubectl gpustow why {namespace}/{name}` shows the necessary changes."
         );
     }
     let none = match sample {
@@ -273,7 +273,7 @@ fn refusal(
     };
     format!(
         "{none} GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
-         `kubectl gpustow why {namespace}/{name}` says what would make the room."
+         `kubectl gpustow why {namespace}/{name}` lists the pods that must finish."
     )
 }
 
@@ -367,7 +367,7 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
     } else if !app.webhook.load(Ordering::Acquire) {
-        let text = "the webhook has no certificate yet: see the log\n";
+        let text = "the webhook does not have a certificate yet: see the log\n";
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     } else if missing.is_empty() {
         // Weak policies are told, and are no reason to schedule nothing.
@@ -448,8 +448,16 @@ mod tests {
         ] {
             let counts = reasons.iter().map(|it| (Reason::Fit(*it), 2));
             let note = refusal(&pod, &counts.collect(), free, None);
-            assert_eq!(note.contains("says what to change"), lasts, "{note}");
-            assert_eq!(note.contains("what would make the room"), !lasts, "{note}");
+            assert_eq!(
+                note.contains("shows the necessary changes"),
+                lasts,
+                "{note}"
+            );
+            assert_eq!(
+                note.contains("lists the pods that must finish"),
+                !lasts,
+                "{note}"
+            );
             assert_eq!(note.contains(free), !lasts, "{note}");
         }
     }

@@ -74,7 +74,7 @@ impl Waker {
     /// beside us may have put them to sleep on our word, and if it still leads, we decide again as soon as it asks.
     async fn wake_all(&self, pods: &[Arc<PodFacts>], epoch: u64) {
         if let Err(EpochError::Ask(error)) = self.app.epoch.confirm(epoch).await {
-            tracing::debug!(%error, "cannot tell which replica leads: no pod is woken yet");
+            tracing::debug!(%error, "cannot find out which replica leads: no pod is woken yet");
             let mut ledger = self.app.ledger.lock();
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;

@@ -63,7 +63,7 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
         let (kind, note) = match keeps {
             true => (
                 Kind::MemoryReserved,
-                "Reserved for a pod that has waited long. Autoscalers are told not to remove this node.",
+                "Reserved for a pod that has waited long. Autoscalers must not remove this node.",
             ),
             false => (
                 Kind::ReservationEnded,
@@ -73,14 +73,14 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
         let outcome = match change(app, epoch, &nodes, node, keeps).await {
             Ok(false) => continue,
             Ok(true) => {
-                tracing::info!(%node, keeps, "told autoscalers whether GPUs are reserved there");
+                tracing::info!(%node, keeps, "informed autoscalers whether GPUs are reserved there");
                 app.events.tell(kind, node, note.to_owned());
                 "done"
             }
             Err(error) => {
-                tracing::warn!(%node, %error, "cannot tell autoscalers whether GPUs are reserved there");
+                tracing::warn!(%node, %error, "cannot inform autoscalers whether GPUs are reserved there");
                 let note = format!(
-                    "Cannot tell autoscalers whether GPUs are reserved on this node: {error}. Retrying. If the ClusterRole \
+                    "Cannot inform autoscalers whether GPUs are reserved on this node: {error}. Retrying. If the ClusterRole \
                      gpustow-disruptions is missing, apply it."
                 );
                 app.events.warn(kind, node, note);

@@ -37,7 +37,7 @@ impl Disruptions {
             {
                 tracing::warn!(
                     namespace = %pod.namespace, pod = %pod.name, %error,
-                    "cannot tell a pod whether the memory that it requested is free"
+                    "cannot inform a pod whether the memory that it requested is free"
                 );
             }
         }

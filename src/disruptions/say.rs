@@ -165,13 +165,13 @@ pub(super) fn pressure(demand: &Demand) -> String {
 /// Whether a pod has the memory that it requested.
 pub(super) fn memory(it: &News) -> String {
     match it.memory {
-        Memory::Asleep => "The pod sleeps: others may borrow what it does not use.".to_owned(),
+        Memory::Asleep => "The pod sleeps: others may borrow its unused memory.".to_owned(),
         Memory::Free => "All memory that the pod requested is free.".to_owned(),
         Memory::Reclaiming => {
             let missing = it.missing.iter();
             let missing = missing.map(|(uuid, mib)| format!("{mib} of GPU {uuid}"));
             format!(
-                "Others use {} that the pod requested. The extender reclaims what pods use beyond their requests.",
+                "Others use {} that the pod requested. The extender reclaims memory that pods use beyond their requests.",
                 missing.collect::<Vec<_>>().join(" and ")
             )
         }

@@ -148,7 +148,7 @@ fn mismatches(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus:
     let problems = problems.map(|problem| ([<&str>::from(problem)], 1.0));
     scrape.gauges(
         "gpustow_problems",
-        "What needs a person's attention, as `kubectl gpustow check` names it",
+        "Problems that need a person's attention, as in `kubectl gpustow check`",
         ["kind"],
         Problem::VARIANTS
             .iter()

@@ -30,7 +30,7 @@ pub(super) fn workloads(scrape: &mut Scrape, figures: &[Figure]) -> Result<(), p
     )?;
     scrape.gauges(
         "gpustow_workload_advised_bytes",
-        "GPU memory that it should request of each GPU: what it exceeds in short peaks alone",
+        "GPU memory that it should request of each GPU: exceeded only in short peaks",
         LABELS,
         of(|it| it.advised),
     )

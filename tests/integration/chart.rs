@@ -126,7 +126,7 @@ async fn the_notes_say_which_switches_are_on_and_what_they_may_do() -> Result<()
         (&["--set=config.queue.mode=Auto"], "queue.mode=Auto"),
         (
             &["--set=agent.killProcesses=true"],
-            "no effect until config.reclaim.action=KillProcess",
+            "works only with config.reclaim.action=KillProcess",
         ),
         (&["--set=disruptions=false"], "lacks the permission"),
     ] {

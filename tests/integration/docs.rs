@@ -19,7 +19,7 @@ use crate::policies::pod;
 use crate::support::{gpustow, repository};
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 24] = [
+const NOT_RUN: [(&str, &str); 25] = [
     ("kubectl annotate pod my-model", "asleep.rs does it"),
     ("kubectl wait pod my-model", "asleep.rs does it"),
     ("git clone", "this is the repository"),
@@ -36,6 +36,7 @@ const NOT_RUN: [(&str, &str); 24] = [
         "runs until Ctrl-C; tests/page opens it in a browser",
     ),
     ("kubectl logs", "no kubelet runs the pods"),
+    ("kubectl wait pod first-pod", "no kubelet runs the pods"),
     ("kubectl debug", "no kubelet runs the pods"),
     (
         "kubectl patch deploy web",

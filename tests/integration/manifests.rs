@@ -28,7 +28,7 @@ async fn every_example_is_applied_and_makes_pods_for_our_scheduler() -> Result<(
     let cluster = installed().await?;
     let client = cluster.admin()?;
     let examples = files("manifests/examples")?;
-    ensure!(examples.len() == 5, "{examples:?}");
+    ensure!(examples.len() == 6, "{examples:?}");
     for example in examples {
         let path = example.to_str().context("path of an example")?;
         let args = ["apply", "--warnings-as-errors", "--output=json", "-f", path];

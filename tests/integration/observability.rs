@@ -185,12 +185,19 @@ fn every_alert_has_a_runbook_that_begins_with_a_command() -> Result<()> {
     for entry in std::fs::read_dir(repository("docs/runbooks"))? {
         let path = entry?.path();
         let text = std::fs::read_to_string(&path)?;
-        let first = text.lines().next().unwrap_or_default();
-        ensure!(
-            first.starts_with("`kubectl "),
-            "{}: {first}",
-            path.display()
-        );
+        let parts = [
+            "\n\nFirst command: `kubectl ",
+            "\n\n**Meaning**: ",
+            "\n\n**Fixed when**: ",
+            "\n\n**Escalate**: ",
+        ];
+        let mut rest = text.as_str();
+        for part in parts {
+            let (_, after) = rest
+                .split_once(part)
+                .with_context(|| format!("{} has no {part}", path.display()))?;
+            rest = after;
+        }
         let name = path.file_stem().context("a page without a name")?;
         pages.insert(name.to_string_lossy().into_owned());
     }

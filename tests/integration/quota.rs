@@ -52,7 +52,7 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
     })
     .await?;
 
-    // The maximum is not given to a pod that requests nothing, as docs/quotas.md says.
+    // The maximum is not given to a pod that requests nothing, as docs/quotas.md describes.
     let mut idle = pod(json!({}), json!({ "containers": [{ "name": "a" }] }))?;
     idle.metadata.namespace = Some(case.namespace.clone());
     let made = try_create(client, &idle).await?;

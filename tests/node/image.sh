@@ -35,7 +35,7 @@ oci() { python3 "$here/../../images/oci.py" --entrypoint /workload "$@" >&2; }
 oci --output image.tar --name "$name" --arch "$architecture" --file /workload=workload
 # The programs and the names of the examples, which are run with it. Like every image with CUDA it asks for all cards.
 set -- --file /workload=workload
-for program in $(sed -n 's/.*command: \[\([a-z]*\),.*/\1/p' "$examples"/*.yaml | sort -u); do
+for program in $(sed -n 's/.*command: \[\([a-z-]*\),.*/\1/p' "$examples"/*.yaml | sort -u); do
     set -- "$@" --file "/bin/$program=workload"
 done
 for image in $(sed -n 's/^ *image: //p' "$examples"/*.yaml | sort -u); do

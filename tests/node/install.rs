@@ -233,7 +233,7 @@ async fn serves(site: &Site) -> Result<Vec<String>> {
         pod.create(&site.client).await?;
     }
     // Those of the Deployments and Jobs, and the crowd.
-    let all = 5 + 16;
+    let all = 6 + 16;
     let running = eventually(LATER, "examples and others run", async || {
         let pods = pods(site, "default").await?;
         for pod in &pods {

@@ -43,7 +43,7 @@ fn divide(node: &mut RealNode) -> Result<()> {
 
 /// Types what the documentation says to prepare a node, with this node's driver and hook, and not into the machine's /etc.
 async fn prepare(node: &RealNode) -> Result<()> {
-    let command = inline("docs/mig.md", "nvidia-ctk cdi generate")?;
+    let command = inline("docs/compute-share.md", "nvidia-ctk cdi generate")?;
     let command = command.replace("/etc/cdi", CDI);
     let mut words = command.split(' ');
     let program = words.next().context("no command")?;

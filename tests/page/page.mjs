@@ -154,7 +154,7 @@ const cases = {
     assert.match(await triton.textContent(), /not enough free memory on any one GPU \(6 nodes\)/);
     assert.equal(await page.getByText("0/6 nodes are available").count(), 0);
     await triton.getByRole("button").click();
-    await page.getByText("kube-scheduler said: 0/6 nodes").waitFor();
+    await page.getByText("kube-scheduler's answer: 0/6 nodes").waitFor();
     assert.match(await triton.locator("pre").textContent(), /To make room for it:\n {2}reclaim is off/);
     await page.keyboard.press("/");
     await page.keyboard.type("absent");
@@ -309,7 +309,7 @@ const cases = {
     await page.getByRole("button", { name: "Show the GPUs of gpu-0000" }).click();
     assert.equal(await bars("gpu-0000"), 1);
     await accessible(page, "folded nodes");
-    await page.getByLabel("only that take no pods").check();
+    await page.getByLabel("only closed to new pods").check();
     assert.equal(await visible(page), 1);
     await page.locator("#overview").click({ position: { x: 3, y: 3 } });
   },

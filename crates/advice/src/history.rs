@@ -48,7 +48,7 @@ pub struct History {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Checkpoint {
-    /// Weight of each bucket, in millionths of the heaviest, without those that weigh nothing. Bucket `n` ends at
+    /// Weight of each bucket, in millionths of the heaviest, without buckets of zero weight. Bucket `n` ends at
     /// 64 MiB × 1.025ⁿ.
     #[schemars(with = "BTreeMap<String, u32>", extend("maxProperties" = BUCKETS))]
     pub buckets: BTreeMap<u16, u32>,
@@ -63,7 +63,7 @@ pub struct Checkpoint {
     /// The largest sample of the last eight days, in MiB.
     #[serde(rename = "peakMiB")]
     pub peak_mib: u64,
-    /// Buckets of what was used for twelve minutes, the hour of `last` first; -1 if there is none.
+    /// Buckets of the amount used for twelve minutes, the hour of `last` first; -1 if there is none.
     #[schemars(with = "Vec<i32>", length(max = HOURS), inner(range(min = -1, max = BUCKETS - 1)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sustained: Vec<i16>,

@@ -197,7 +197,7 @@ impl Agent {
                     .sample_errors
                     .with_label_values(&["pod_resources"])
                     .inc();
-                tracing::warn!(%error, "the kubelet does not say who holds whole GPUs");
+                tracing::warn!(%error, "the kubelet does not report who holds whole GPUs");
             }
         }
     }
@@ -208,7 +208,7 @@ impl Agent {
             self.next_look = Instant::now() + LOOK_AGAIN;
             match self.cluster.slices().await {
                 Ok(slices) => self.slices = slices,
-                Err(error) => tracing::warn!(%error, "cannot read what claims' devices are called"),
+                Err(error) => tracing::warn!(%error, "cannot read the names of claims' devices"),
             }
         }
         self.holdings = holdings;

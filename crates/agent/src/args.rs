@@ -18,7 +18,7 @@ use crate::instances::{Makes, Places};
 use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
 
-/// Reports to gpustow what NVML shows of this node's GPUs.
+/// Reports the state of this node's GPUs, as NVML shows it, to gpustow.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow-agent", version)]
 pub struct Args {
@@ -174,7 +174,7 @@ pub struct Args {
     )]
     pub instances: PathBuf,
 
-    /// Find NVIDIA's CDI specification in these directories, and write those of pods' instances into the first
+    /// Find NVIDIA's CDI specification in these directories, and write the specifications of pods' instances into the first
     #[arg(
         help_heading = "MIG instances",
         long,
@@ -188,7 +188,7 @@ pub struct Args {
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
 
-    /// What extender and agent are told alike.
+    /// The flags that extender and agent share.
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
@@ -205,7 +205,7 @@ pub struct Args {
     #[command(flatten)]
     pub serving: MetricsArgs,
 
-    /// Print one report and exit. Needs no cluster
+    /// Print one report and exit, without a cluster
     #[arg(help_heading = "One look", long)]
     pub once: bool,
 
@@ -219,7 +219,7 @@ pub struct Args {
     pub output: Output,
 }
 
-/// Form of what --once prints.
+/// Form of the report of --once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people.
@@ -229,7 +229,7 @@ pub enum Output {
 }
 
 impl Args {
-    /// The part that decides what a report says.
+    /// The settings that decide a report's content.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {

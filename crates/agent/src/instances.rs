@@ -96,7 +96,7 @@ pub enum Problem {
     NoDevice(PathBuf),
     /// Nothing says what a container needs beside the device.
     #[error(
-        "no file in {0} has CDI's kind nvidia.com/gpu: run nvidia-ctk cdi generate --device-id=none on the node, as docs/mig.md says"
+        "no file in {0} has CDI's kind nvidia.com/gpu: run nvidia-ctk cdi generate --device-id=none on the node, as in docs/compute-share.md"
     )]
     NoBase(String),
 }

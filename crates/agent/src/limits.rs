@@ -240,7 +240,7 @@ impl Seen {
             ("False", "NotSeenSince", message.to_owned())
         } else if !self.unread.is_empty() {
             let message = format!(
-                "The driver says nothing of {} limits: does the agent see the host's cgroups (--cgroup)?",
+                "The driver does not report {} limits: does the agent see the host's cgroups (--cgroup)?",
                 self.unread.len()
             );
             ("Unknown", "NotReadable", message)

@@ -67,7 +67,7 @@ pub struct Metrics {
     registry: Registry,
     /// Time of a look at the cards.
     pub sample_seconds: Histogram,
-    /// Looks that failed, by what failed.
+    /// Looks that failed, by cause.
     pub sample_errors: IntCounterVec,
     /// When the last report was written.
     pub last_publish: Gauge,
@@ -97,7 +97,7 @@ impl Metrics {
             )?,
             sample_errors: register_int_counter_vec_with_registry!(
                 "gpustow_agent_sample_errors_total",
-                "Reads that failed, by what failed",
+                "Reads that failed, by cause",
                 &["source"],
                 registry
             )?,
@@ -198,7 +198,7 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_gpu_info",
-            "What a GPU is; always 1. Join the others with it",
+            "Properties of a GPU; always 1. Join the others with it",
             [
                 "node",
                 "gpu_uuid",
@@ -249,7 +249,7 @@ impl Metrics {
         scrape.gauges(
             "gpustow_gpu_memory_held_bytes",
             "Memory of the GPU that each GPU sharer has given out: gpustow, gpushare, hami, volcano, kai, or whole for a device \
-             plugin's GPU; unmanaged is what other processes use",
+             plugin's GPU; unmanaged is the memory of other processes",
             ["node", "gpu_uuid", "owner"],
             owners,
         )?;
@@ -259,7 +259,7 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_gpu_memory_capacity_bytes",
-            "Memory of the GPU that pods may hold: without what the driver keeps and the agent's headroom",
+            "Memory of the GPU that pods may hold: its total without the driver's reserve and the agent's headroom",
             ["node", "gpu_uuid"],
             capacity,
         )?;

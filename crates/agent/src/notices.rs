@@ -113,7 +113,7 @@ impl Notices {
             let uid = &pod.facts.uid;
             if pod.asks() && pod.facts.assignment.is_none() {
                 let note = format!(
-                    "Nothing says which GPU this pod may use: it was bound by something other than {}, or its annotation {} was lost. \
+                    "It is unknown which GPU this pod may use: it was bound by something other than {}, or its annotation {} was lost. \
                      Delete it and recreate it with schedulerName: {}.",
                     names::EXTENDER,
                     names::ASSIGNMENT,
@@ -261,7 +261,7 @@ impl Notices {
                 .filter(|gpu| gpu.uuid == *uuid)
                 .map(|gpu| format!("{} ", gpu.index));
             let what = format!(
-                "GPU {}{uuid} takes no new pods: {}",
+                "GPU {}{uuid} gets no new pods: {}",
                 index.unwrap_or_default(),
                 faults::in_words(reason)
             );
@@ -271,7 +271,7 @@ impl Notices {
                 note: format!(
                     "{what}. Pods that run on it are left alone. It takes pods again by itself once it has \
                      shown no error for the time of --probation; if it fails on, drain the node and reset or \
-                     replace the GPU: docs/gpu-errors.md."
+                     replace the GPU: docs/reference/messages.md."
                 ),
             });
             told.push((uuid.clone(), what));
@@ -320,7 +320,7 @@ impl Notices {
         let uid = &pod.facts.uid;
         for seen in state.cards().filter(|seen| seen.past_mps.contains(uid)) {
             let note = format!(
-                "Uses GPU {} without MPS, so nothing limits its compute and memory there, and the GPU takes no new pods until \
+                "Uses GPU {} without MPS, so nothing limits its compute and memory there, and the GPU gets no new pods until \
                  it ends. Delete the pod. If another one does so too, see whether its program sets CUDA_MPS_PIPE_DIRECTORY.",
                 seen.gpu.uuid
             );
@@ -338,7 +338,7 @@ impl Notices {
             if let Some(pod) = pod.filter(|_| now.saturating_sub(since) >= MAKING) {
                 let note = format!(
                     "Its container cannot start, because its MIG instance {} on GPU {} is not there: {problem}. The agent tries \
-                     on. Delete the pod to have it placed again: docs/mig.md.",
+                     on. Delete the pod to have it placed again: docs/compute-share.md.",
                     order.instance.profile, order.gpu
                 );
                 self.again(notices, pod, "MigInstanceMissing", &order.gpu, note, now);

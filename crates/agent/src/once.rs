@@ -22,7 +22,7 @@ pub fn once(args: &Args) -> Result<String> {
         seen = Some(reading);
         ControlFlow::Break(())
     })?;
-    let reading = seen.context("the driver ended before it said anything")?;
+    let reading = seen.context("the driver ended before its first answer")?;
     let mut processes = Processes::new(args.proc.clone());
     match args.output {
         Output::Json => Ok(serde_json::to_string_pretty(&as_json(
@@ -71,7 +71,7 @@ fn as_text(reading: &Reading) -> String {
                 memory.total >> 20,
                 memory.reserved >> 20
             ),
-            (None, None) => "tells no memory of its own".to_owned(),
+            (None, None) => "reports no memory of its own".to_owned(),
         };
         let processes = match &card.processes {
             Some(processes) => format!("{} processes", processes.len()),

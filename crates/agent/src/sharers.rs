@@ -18,7 +18,7 @@ pub(crate) fn condition(pods: &NodePods) -> Option<Condition> {
         status: "False".to_owned(),
         reason: "Unreadable".to_owned(),
         message: format!(
-            "What another GPU sharer gave these pods cannot be read, so it counts on every GPU: {}",
+            "The allocation of another GPU sharer to these pods cannot be read, so it counts on every GPU: {}",
             names.join(", ")
         ),
     })

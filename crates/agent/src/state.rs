@@ -428,7 +428,7 @@ impl State {
             let advice = "No GPU process is in /proc: run the agent with hostPID, or with --proc of the host.";
             is(PROCESSES_READABLE, false, "HostProcessesHidden", advice)
         } else if unmeasured {
-            let advice = "The driver does not say what each process uses: memory within what a card's pods were \
+            let advice = "The driver does not report the memory of each process: memory within what a card's pods were \
                           promised counts as theirs.";
             is(PROCESSES_READABLE, false, "NotMeasured", advice)
         } else {

@@ -25,10 +25,10 @@ pub const PERMISSION_MISSING: &str = "PermissionMissing";
 /// The reason of [`WORKING`] if the extender cannot decode the object.
 pub const UNREADABLE: &str = "Unreadable";
 
-/// A Go duration such as `90s` or `1h30m`. The schema lets no negative one through.
+/// A Go duration such as `90s` or `1h30m`. The schema refuses negative durations.
 type GoDuration = kube::core::Duration;
 
-/// What the administrator of a cluster decides for all of it.
+/// The settings that the administrator decides for the whole cluster.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "gpustow.dev",
@@ -55,7 +55,7 @@ pub struct GpustowConfigSpec {
     /// Which GPU a pod gets.
     #[serde(default)]
     pub scheduling: Scheduling,
-    /// What pods that request GPU memory get, and how much they must request at least.
+    /// Defaults of pods that request GPU memory, and their minimum requests.
     #[serde(default)]
     pub requests: Requests,
     /// The queue of pods that wait for GPU memory.
@@ -89,11 +89,11 @@ pub struct Scheduling {
     #[serde(with = "word")]
     #[schemars(with = "String", extend("enum" = PolicyKind::ALL.map(PolicyKind::name)))]
     pub policy: PolicyKind,
-    /// How old the report of a node's agent may be before the node takes no new pods: three heartbeats of the agent.
+    /// How old the report of a node's agent may be before the node gets no new pods: three heartbeats of the agent.
     #[schemars(extend("x-kubernetes-validations" = at_least("1s")))]
     pub stale_after: GoDuration,
-    /// How long a pod that has not finished its start holds up others at most, with the annotation gpustow.dev/start: alone on
-    /// it or on them. 0s: the annotation has no effect.
+    /// How long a pod that has not finished its start holds up other pods at most, if it or they have the annotation
+    /// gpustow.dev/start: alone. 0s: the annotation is ignored.
     #[schemars(extend("x-kubernetes-validations" = at_least("0s")))]
     pub start_timeout: GoDuration,
     /// How many percent of the compute of a GPU with MPS pods may hold together (annotation gpustow.dev/compute-percent).
@@ -105,7 +105,7 @@ pub struct Scheduling {
     pub schedulers: Vec<String>,
 }
 
-/// What pods that request GPU memory get, and how much they must request at least.
+/// Defaults of pods that request GPU memory, and their minimum requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Requests {
@@ -116,7 +116,7 @@ pub struct Requests {
     /// containers as they are.
     #[schemars(length(max = 253))]
     pub driver_capabilities: String,
-    /// What holds containers to their limits if the pod does not say: driver, watch or none.
+    /// How limits are enforced for pods without the annotation gpustow.dev/enforce: driver, watch or none.
     #[serde(with = "word")]
     #[schemars(with = "String", extend("enum" = <Enforce as strum::VariantNames>::VARIANTS))]
     pub enforce: Enforce,
@@ -127,7 +127,7 @@ pub struct Requests {
     #[serde(rename = "leastMiBPerGpu")]
     #[schemars(range(min = 0, max = 999_999_999))]
     pub least_mib_per_gpu: u32,
-    /// The same for containers that get whole GPUs.
+    /// The least that a container may request of each GPU if it gets whole GPUs, in MiB. 0 refuses none.
     #[serde(rename = "leastMiBPerExclusiveGpu")]
     #[schemars(range(min = 0, max = 999_999_999))]
     pub least_mib_per_exclusive_gpu: u32,
@@ -158,7 +158,7 @@ pub enum QueueMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Reclaim {
-    /// What is done to a pod whose borrowed memory another pod has requested: Off does nothing, Event tells the pod,
+    /// The action on a pod whose borrowed memory another pod has requested: Off does nothing, Event informs the pod,
     /// KillProcess lets the agent end its processes, Evict evicts it. Quote "Off", because YAML reads it as false.
     pub action: Action,
     /// How long a pod waits, since it was created, before memory is reclaimed for it.
@@ -175,7 +175,7 @@ pub struct Reclaim {
     pub timeout: GoDuration,
 }
 
-/// What is done to a pod whose borrowed memory another pod has requested, the mildest first. The same word stands in the
+/// The action on a pod whose borrowed memory another pod has requested, the mildest first. The word is also a value of the
 /// annotation ([`RECLAIM_ACTION`](crate::names::RECLAIM_ACTION)) and in the reason of the condition
 /// ([`RECLAIM_CONDITION`](crate::names::RECLAIM_CONDITION)).
 #[derive(
@@ -198,7 +198,7 @@ pub enum Action {
     /// Nothing.
     #[default]
     Off,
-    /// It is told by an Event and a condition.
+    /// An Event and a condition inform it.
     Event,
     /// Its agent ends processes of it that use GPUs.
     KillProcess,
@@ -207,7 +207,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Those that are done to pods.
+    /// The actions on pods.
     pub const OF_PODS: [Self; 3] = [Self::Event, Self::KillProcess, Self::Evict];
 
     /// The word for it.
@@ -216,7 +216,7 @@ impl Action {
         self.into()
     }
 
-    /// What a pod's annotation or condition says. Of a word that this version does not know only the mildest is certain.
+    /// The action of a pod's annotation or condition. An unknown word counts as the mildest action.
     #[must_use]
     pub fn of_pod(word: &str) -> Self {
         word.parse::<Self>().unwrap_or_default().max(Self::Event)
@@ -230,7 +230,7 @@ pub struct Preempt {
     /// Whether pods of lower priority are preempted for a pod that fits on no GPU although the node has enough free
     /// memory in sum. Kubernetes' own preemption cannot see this shortage.
     pub fragmented: bool,
-    /// How long a pod waits, since it was created, before others are preempted for it. Choose about 60s beside an autoscaler, which then acts
+    /// How long a pod waits, since it was created, before others are preempted for it. Choose about 60s with an autoscaler, which then acts
     /// first.
     #[schemars(extend("x-kubernetes-validations" = at_least("0s")))]
     pub after: GoDuration,
@@ -268,8 +268,8 @@ pub struct Reserve {
     "message": "emptyNodes evicts pods: set evictionsPerHour to more than 0, or emptyNodes to false",
 }]))]
 pub struct Defragment {
-    /// How many pods, of those that allow it with the annotation gpustow.dev/evictable, are evicted per hour at most for
-    /// pods that wait for fragmented memory. 0 evicts none.
+    /// How many pods with the annotation gpustow.dev/evictable are evicted per hour at most, for pods that wait for
+    /// fragmented memory. 0 evicts none.
     #[schemars(range(min = 0, max = 10_000))]
     pub evictions_per_hour: u32,
     /// Whether evictable pods also leave a nearly empty node if all of them fit on fuller nodes, so that an
@@ -429,14 +429,14 @@ impl Default for Disruptions {
     }
 }
 
-/// What the extender that leads says of the configuration.
+/// The leading extender's report about the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpustowConfigStatus {
     /// The generation of the object that the extender follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Which new pods are queued now: those to which an entry applies.
+    /// Which new pods are queued now: the pods to which an entry applies.
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub queue_from: Vec<QueueFrom>,

@@ -1,6 +1,6 @@
-//! Every Event of gpustow: what its reason means, for the reference and for tests.
+//! Every Event of gpustow: its reason and its meaning, for the reference and for tests.
 
-/// An Event, or one of those that share its reason.
+/// An Event. Several Events can share a reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     /// The kind of the object that has it.
@@ -9,9 +9,9 @@ pub struct Known {
     pub reason: &'static str,
     /// How its note begins, in code.
     pub reads: &'static str,
-    /// What it means. Links are relative to the folder docs, here and below.
+    /// The meaning. Links are relative to the folder docs, here and below.
     pub means: &'static str,
-    /// What people can do.
+    /// An action that helps.
     pub advice: &'static str,
 }
 
@@ -28,22 +28,22 @@ pub const ALL: [Known; 38] = [
         about: "Pod",
         reason: "GpuMemoryUnavailable",
         reads: "`No node has GPU memory for this pod now, which asks for 8192 MiB: not enough free memory on any one GPU (4 nodes). …`",
-        means: "No node has room now, by reason. `None of the nodes that kube-scheduler offers can hold this pod as it is` means that the end of other pods does not help. So does `No node can hold this pod as it is`, of a pod about which kube-scheduler asks no extender because no node has enough memory in sum",
-        advice: "`kubectl gpustow why POD` names the nearest GPUs, what each lacks and whose end makes the room; the reasons are in [refusals](reference/refusals.md)",
+        means: "No node can hold the pod now. The Event counts nodes by reason. Waiting does not help a pod whose Event reads `None of the nodes that kube-scheduler offers can hold this pod as it is` or `No node can hold this pod as it is`. kube-scheduler does not ask the extender about the second pod, because each node's sum is too small",
+        advice: "`kubectl gpustow why POD` names the nearest GPUs, the missing memory and the pods that must finish. The reasons are in [the table of reasons](reference/messages.md#failedscheduling-reasons)",
     },
     Known {
         about: "Pod",
         reason: "GpuStartTimedOut",
         reads: "`Not Ready 300 s after its start. Other pods no longer wait for it …`",
         means: "The pod has the annotation [`start: alone`](starts.md), and its start takes longer than `scheduling.startTimeout`",
-        advice: "`kubectl describe pod` says why it is not Ready. Raise the timeout if its servers need longer",
+        advice: "`kubectl describe pod` shows why it is not Ready. Raise the timeout if its servers need longer",
     },
     Known {
         about: "Pod",
         reason: "GpuFenceFailed",
         reads: "`A previous extender may still bind this pod, and updating its status to prevent that failed: …`",
         means: "A new leader cannot write the pod's status, so it cannot prevent a late Binding by its predecessor. The pod waits, and memory is withheld for it",
-        advice: "The Event ends with what refuses: a policy or webhook on `pods/status` as a rule. Correct it, or recreate the pod",
+        advice: "The Event ends with the cause, usually a policy or webhook on `pods/status`. Correct it, or recreate the pod",
     },
     Known {
         about: "Pod",
@@ -70,7 +70,7 @@ pub const ALL: [Known; 38] = [
         about: "Pod",
         reason: "GpuPodDisrupted",
         reads: "`Uses 9216 MiB on GPU …, requested 2048 MiB, no limit. Pod … requests 8192 MiB and waits for this memory. …`",
-        means: "The pod [borrows](reclaim.md) memory that the extender reclaims. The Event ends with what is done",
+        means: "The pod [borrows](reclaim.md) memory that the extender reclaims. The Event ends with the action",
         advice: "Have the program free memory, or request more. The annotation `reclaim-action: Event` protects it if the administrator allows that",
     },
     Known {
@@ -113,7 +113,7 @@ pub const ALL: [Known; 38] = [
         reason: "GpuPodQueued",
         reads: "`Queued for GPU memory, position 3 of 12. …`",
         means: "The pod is [queued](queue.md) with a scheduling gate",
-        advice: "Wait. `kubectl gpustow why POD` says its position now",
+        advice: "Wait. `kubectl gpustow why POD` shows its position now",
     },
     Known {
         about: "Pod",
@@ -126,7 +126,7 @@ pub const ALL: [Known; 38] = [
         about: "Pod",
         reason: "GpuPodUngated",
         reads: "`Removed from the queue: …`",
-        means: "The pod was ungated although no memory is reserved for it: the Event ends with why",
+        means: "The pod was ungated although no memory is reserved for it. The Event ends with the cause",
         advice: "See [the causes](queue.md#ungated-without-room)",
     },
     Known {
@@ -139,7 +139,7 @@ pub const ALL: [Known; 38] = [
     Known {
         about: "Pod",
         reason: "GpuPlaceholderRefused",
-        reads: "`No autoscaler is told that this pod needs a node, because its placeholder was refused: …`",
+        reads: "`Autoscalers do not learn that this pod needs a node, because its placeholder was refused: …`",
         means: "A quota, a LimitRange, a policy or a webhook of the namespace refuses the placeholder. The extender tries again each minute",
         advice: "Let the namespace have one more pod of this size",
     },
@@ -147,29 +147,29 @@ pub const ALL: [Known; 38] = [
         about: "Pod",
         reason: "GpuPlaceholderUnanswered",
         reads: "`No node has come for this pod in the 15 minutes since its placeholder was created. …`",
-        means: "The autoscaler adds no node, or the agent of a new node does not report. Told once while the placeholder is there",
-        advice: "Ask the autoscaler why: `kubectl describe pod` of the placeholder, its log, its limits, and the GPUs and labels of its node groups",
+        means: "The autoscaler does not add a node, or the agent of a new node does not report. The Event appears once per placeholder",
+        advice: "Look for the cause in the autoscaler: `kubectl describe pod` of the placeholder, the log, the limits, and the GPUs and labels of the node groups",
     },
     Known {
         about: "Pod",
         reason: "GpuFailed",
-        reads: "`GPU 3 GPU-… takes no new pods: XID 79 (GPU has fallen off the bus). …`",
-        means: "The pod's GPU reported an error. The pod is left alone",
-        advice: "See whether it still works; if not, delete it, and its owner's new pod goes elsewhere. See [what the number means](gpu-errors.md)",
+        reads: "`GPU 3 GPU-… gets no new pods: XID 79 (GPU has fallen off the bus). …`",
+        means: "The pod's GPU reported an error. gpustow does not touch the pod",
+        advice: "If the pod no longer works, delete it: its controller's new pod goes elsewhere. [GPU errors](reference/messages.md#gpu-errors)",
     },
     Known {
         about: "Pod",
         reason: "OverGpuMemory",
         reads: "`Uses 9216 MiB of GPU … and asked for 8192`",
-        means: "The program takes more than it asked for, from what others were promised",
-        advice: "Tell the framework [its budget](frameworks.md), or ask for more",
+        means: "The program uses more memory than the pod requested, and its neighbours may run out of memory",
+        advice: "Set [the framework's share](frameworks.md), or request more",
     },
     Known {
         about: "Pod",
         reason: "GpuProcessEnded",
         reads: "`Ended process 4711 of container main, which used 9216 MiB of GPU …: the pod used 9216 MiB there, asked for 4096 MiB and may use …`",
-        means: "The memory beyond the pod's request was needed, the extender demanded it back, and the node's agent, which [may](security-review.md#ending-processes) do so here, ended the process. The pod stays; the Event names the pod that needs it",
-        advice: "Ask for what the program always needs, or let it take memory up again later",
+        means: "The extender reclaimed memory that the pod used beyond its request. The node's agent, which [may end processes](security-review.md#ending-processes), ended this one. The pod stays. The Event names the pod that needs the memory",
+        advice: "Request the memory that the program always needs, or let the program allocate again later",
     },
     Known {
         about: "Pod",
@@ -189,22 +189,22 @@ pub const ALL: [Known; 38] = [
         about: "Pod",
         reason: "LimitMissing",
         reads: "`Container … has no limit on GPU … and should have one of 8192 MiB …`",
-        means: "The driver should hold the container to its [limit](limits.md) and does not: the node's container toolkit did not set it. Its node takes no further pod that needs one",
+        means: "The driver does not enforce the container's [limit](limits.md), because the node's container toolkit did not set it. The node gets no further pod with `enforce: driver`",
         advice: "Runbook [GpustowLimitMissing](runbooks/GpustowLimitMissing.md); delete the pod, so that it goes elsewhere",
     },
     Known {
         about: "Pod",
         reason: "MpsMissing",
         reads: "`Uses GPU … without MPS, so nothing limits its compute and memory there …`",
-        means: "A process of a pod with the annotation `compute-percent` is no client of MPS. Its GPU takes no new pods until it ends",
-        advice: "Delete the pod. If another one does so too: does its program or image set `CUDA_MPS_PIPE_DIRECTORY`?",
+        means: "A process of a pod with the annotation `compute-percent` does not use MPS. The GPU gets no new pods until that process ends",
+        advice: "Delete the pod. If it happens again, see whether the program or the image sets `CUDA_MPS_PIPE_DIRECTORY`",
     },
     Known {
         about: "Pod",
         reason: "MigInstanceMissing",
         reads: "`Its container cannot start, because its MIG instance 2g.20gb on GPU … is not there: …`",
-        means: "The agent could not [make the instance](mig.md) within ten seconds; the Event says why",
-        advice: "Fix that on the node, or delete the pod",
+        means: "The agent could not [make the instance](compute-share.md#mig-instances) within ten seconds. The Event names the cause",
+        advice: "Correct the cause on the node, or delete the pod",
     },
     Known {
         about: "Pod",
@@ -218,55 +218,55 @@ pub const ALL: [Known; 38] = [
         reason: "WrongGpu",
         reads: "`Runs on GPU …, which is not its own`",
         means: "The container sees GPUs that it was not given",
-        advice: "Its image or command sets [the device variable](requests.md#what-the-container-sees), or the toolkit takes it from elsewhere: see [platforms](platforms.md)",
+        advice: "See whether the image or the command sets [the device variable](requests.md#the-containers-gpus). Else the toolkit ignores the variable: see [platforms](platforms.md)",
     },
     Known {
         about: "Pod",
         reason: "NoGpuProcess",
         reads: "`Container … runs without a process on GPU …`",
-        means: "For a minute, `--silent-after`, nothing of the container used the GPU it holds",
-        advice: "Is the program idle, does its image have CUDA, is the NVIDIA runtime used?",
+        means: "For a minute (`--silent-after`), no process of the container used its GPU",
+        advice: "See whether the program is idle, whether its image has CUDA, and whether the NVIDIA runtime runs it",
     },
     Known {
         about: "Pod",
         reason: "GpuSharedUnknowingly",
         reads: "`GPU … was also given to pod …`",
-        means: "Something that does not know gpustow, such as NVIDIA's device plugin or a resource claim, gave the same GPU away",
-        advice: "Keep one of the two off the node: see [platforms](platforms.md)",
+        means: "Another component, such as NVIDIA's device plugin or a DRA driver, allocated the same GPU",
+        advice: "Let only one of the two use the node: see [platforms](platforms.md)",
     },
     Known {
         about: "Pod",
         reason: "NoGpuAssignment",
-        reads: "`Nothing says which GPU this pod may use …`",
+        reads: "`It is unknown which GPU this pod may use …`",
         means: "The pod was bound by something other than gpustow's extender, or the annotation was lost",
         advice: "Delete it and recreate it with `schedulerName: gpustow-scheduler`",
     },
     Known {
         about: "Node",
         reason: "GpuFailed",
-        reads: "`GPU 3 GPU-… takes no new pods: XID 79 (GPU has fallen off the bus). …`",
-        means: "The agent saw the error; told again after ten minutes at the earliest",
-        advice: "`kubectl gpustow check` says when the GPU takes pods again, and whether it fails on; then [drain, reset or replace](gpu-errors.md)",
+        reads: "`GPU 3 GPU-… gets no new pods: XID 79 (GPU has fallen off the bus). …`",
+        means: "The agent saw the error. It repeats the Event after ten minutes at the earliest",
+        advice: "`kubectl gpustow check` shows when the GPU gets pods again. If the errors go on, [drain, reset or replace](reference/messages.md#gpu-errors)",
     },
     Known {
         about: "Node",
         reason: "GpuNodeFailed",
         reads: "`No GPU of this node takes new pods: the NVIDIA driver is not loaded. …`",
-        means: "The agent runs and can read none of the node's GPUs, because the driver or its library is missing or does not answer. Told again every ten minutes while it lasts",
-        advice: "What the Event ends with; no GPU needs a drain or a replacement. The agent resumes by itself",
+        means: "The agent runs and can read none of the node's GPUs, because the driver or its library is missing or does not answer. The agent repeats the Event every ten minutes",
+        advice: "Follow the last sentence of the Event. Do not drain or replace a GPU. The agent resumes when the driver answers",
     },
     Known {
         about: "Node",
         reason: "GpuAgentSilent",
         reads: "`The gpustow agent on this node has not reported for 180 s. …`",
-        means: "The extender has no news of the node's GPUs and places no pods there. Where many fall silent at once, 16 nodes have the Event",
-        advice: "Look at the agent's pod there and at the node itself; runbook [GpustowGpusUnusable](runbooks/GpustowGpusUnusable.md)",
+        means: "The extender does not know the state of the node's GPUs, and places no pods there. If many agents stop at once, 16 nodes get the Event",
+        advice: "Look at the agent's pod and at the node. Runbook [GpustowGpusUnusable](runbooks/GpustowGpusUnusable.md)",
     },
     Known {
         about: "Node",
         reason: "GpuMemoryReserved",
         reads: "`Reserved for a pod that has waited long. …`",
-        means: "Autoscalers keep the node for a [reservation](reservations.md). As a warning: a policy or a missing permission prevents that",
+        means: "Autoscalers keep the node for a [reservation](reservations.md). A warning means that a policy or a missing permission prevents it",
         advice: "Nothing; for the permission see [the conditions](configuration.md#status)",
     },
     Known {

@@ -1,4 +1,4 @@
-//! What the numbers of GPU errors mean, in NVIDIA's words. docs/gpu-errors.md says what to do about each.
+//! The numbers of GPU errors, in NVIDIA's words. docs/reference/messages.md has an action for each.
 
 use strum::{EnumString, IntoStaticStr, VariantArray};
 

@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 use crate::instances::OnDemand;
 use crate::limit;
 
-/// Between two reports of an agent when nothing changes, unless its operator says otherwise.
+/// Between two reports of an agent when nothing changes, unless its operator sets another interval.
 pub const HEARTBEAT: Duration = Duration::from_secs(60);
-/// The silence after which a report is stale, unless an operator says otherwise: three heartbeats.
+/// The silence after which a report is stale, unless an operator sets another time: three heartbeats.
 pub const STALE_AFTER: Duration = Duration::from_secs(3 * HEARTBEAT.as_secs());
 
-/// The condition of a GpuNode that is False where the agent cannot tell whose processes use a card.
+/// The condition of a GpuNode that is False if the agent cannot attribute processes to pods.
 pub const PROCESSES_READABLE: &str = "ProcessesReadable";
-/// The condition that says whether the agent reads the node's GPUs; if not, its reason is a
+/// The condition that is True if the agent reads the node's GPUs; if not, its reason is a
 /// [`NodeFault`](crate::faults::NodeFault) or [`NO_GPUS`].
 pub const READY: &str = "Ready";
 /// The reason of [`READY`] where the driver shows no GPU.
 pub const NO_GPUS: &str = "NoGpus";
 
-/// A GpuNode has no desired state: it is a report.
+/// A GpuNode is a report, without a desired state.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
 )]
@@ -66,15 +66,15 @@ pub struct GpuNodeStatus {
     /// Sums for `kubectl get`.
     #[serde(default)]
     pub summary: Summary,
-    /// MiB per card that the agent keeps free for contexts and fragmentation.
+    /// MiB per GPU that the agent keeps free for contexts and fragmentation.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "headroomMiB")]
     pub headroom_mib: u64,
-    /// The cards present, in NVML index order.
+    /// The GPUs present, in NVML index order.
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uuid"]))]
     #[serde(default)]
     pub gpus: Vec<Gpu>,
-    /// What is wrong with the node's GPU software, if anything.
+    /// The problem of the node's GPU software, if any.
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -88,7 +88,7 @@ impl GpuNodeStatus {
         Some(written.as_second())
     }
 
-    /// Does it say of each process whose it is?
+    /// Does it attribute each process to its pod?
     #[must_use]
     pub fn is_readable(&self) -> bool {
         let unreadable = |it: &Condition| it.r#type == PROCESSES_READABLE && it.status == "False";
@@ -96,7 +96,7 @@ impl GpuNodeStatus {
     }
 }
 
-/// Sums over the node's cards.
+/// Sums over the node's GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -104,10 +104,10 @@ impl GpuNodeStatus {
     "message": "more healthy cards than cards"
 }]))]
 pub struct Summary {
-    /// Cards present.
+    /// GPUs present.
     #[schemars(range(min = 0, max = 256))]
     pub gpus: u32,
-    /// Cards that take pods.
+    /// GPUs that get pods.
     #[schemars(range(min = 0, max = 256))]
     pub healthy: u32,
     /// Model names, comma separated.
@@ -123,7 +123,7 @@ pub struct Summary {
     pub used_mib: u64,
 }
 
-/// One card, or one MIG instance.
+/// One GPU, or one MIG instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -144,35 +144,35 @@ pub struct Gpu {
     #[schemars(length(max = 128))]
     #[serde(default)]
     pub model: String,
-    /// All of the card's memory, MiB.
+    /// All of the GPU's memory, MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(rename = "totalMiB")]
     pub total_mib: u64,
-    /// What the driver keeps for itself, MiB.
+    /// The memory that the driver keeps for itself, MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "reservedMiB")]
     pub reserved_mib: u64,
-    /// False while the card takes no new pods.
+    /// False while the GPU gets no new pods.
     #[serde(default = "yes")]
     pub healthy: bool,
-    /// Why not, if not.
+    /// The reason, if not.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What gpustow pods hold now.
+    /// The memory that gpustow pods use now.
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodUse>,
-    /// What gpustow did not give out: memory of other pods, host processes and unnamed processes; MiB.
+    /// Memory in use outside gpustow's pods: of other pods, host processes and unnamed processes; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "unmanagedMiB")]
     pub unmanaged_mib: u64,
-    /// The part of it that belongs to pods without an assignment: what they use, or what another GPU sharer promised
-    /// them, if that is more; MiB.
+    /// The part of it that belongs to pods without an assignment: the memory that they use, or that another GPU sharer
+    /// allocated to them, if that is more; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "otherPodsMiB", skip_serializing_if = "is_zero")]
     pub other_pods_mib: u64,
-    /// The part of it that belongs to processes of no pod, MiB.
+    /// The part of it that belongs to processes outside pods, MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "hostMiB", skip_serializing_if = "is_zero")]
     pub host_mib: u64,
@@ -184,32 +184,32 @@ pub struct Gpu {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// The pod that holds the whole card, or the part that this is, without having asked gpustow.
+    /// The pod that holds the whole GPU, or this instance, without gpustow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<HeldBy>,
-    /// The driver does not show it any more: it counts in the node's capacity only for what pods hold
+    /// The driver does not show it any more: it counts in the node's capacity only for the memory that pods hold
     /// of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
-    /// `Holds` if the driver would hold a container here to a limit of memory, else one word that says
-    /// why not; absent if the agent does not say.
+    /// `Holds` if the driver can enforce a container's memory limit here, else one word for the missing requirement;
+    /// absent if the agent does not report it.
     #[schemars(length(max = 64))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<String>,
-    /// Its processes share it through NVIDIA's MPS: it takes only pods with the annotation gpustow.dev/compute-percent.
+    /// Its processes share it through NVIDIA's MPS: it gets only pods with the annotation gpustow.dev/compute-percent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mps: bool,
-    /// Present if the agent makes MIG instances on it for pods: it takes only pods with the annotation
-    /// gpustow.dev/isolation. Its capacity leaves out the instances of others, which are cards of their own.
+    /// Present if the agent makes MIG instances on it for pods: it gets only pods with the annotation
+    /// gpustow.dev/isolation. Its capacity leaves out the instances of others, which are reported separately.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Box<OnDemand>>,
-    /// Where the card is and what it is.
+    /// The GPU's location and kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Box<Place>>,
 }
 
 impl Gpu {
-    /// What pods may hold of it where the agent keeps so much free.
+    /// The memory that pods may hold of it if the agent keeps so much free.
     #[must_use]
     pub fn capacity(&self, headroom: Mib) -> Mib {
         if let Some(mig) = &self.mig {
@@ -220,7 +220,7 @@ impl Gpu {
             .minus(headroom)
     }
 
-    /// The highest limit that the driver would hold a container to here; zero if it holds none.
+    /// The highest limit that the driver can enforce here; zero if it cannot.
     #[must_use]
     pub fn limit(&self) -> Mib {
         match limit::hindrance(self.memory_limit.as_deref()) {
@@ -230,7 +230,7 @@ impl Gpu {
     }
 }
 
-/// What does not change while a card stays where it is. Unknown is absent, never zero.
+/// Properties that are constant while a GPU stays in its place. Unknown is absent, never zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Place {
@@ -250,7 +250,7 @@ pub struct Place {
     #[schemars(range(min = 0, max = 4096))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// UUID of the card of which this is a MIG instance.
+    /// UUID of the GPU of which this is a MIG instance.
     #[schemars(length(max = 96))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
@@ -262,18 +262,18 @@ pub struct Place {
     #[schemars(range(min = 0, max = 64))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvlinks: Option<u32>,
-    /// What connects it to every other card of the node, by index, in `nvidia-smi topo`'s words:
+    /// The path to every other GPU of the node, by index, in `nvidia-smi topo`'s words:
     /// NV and the number of NVLinks, PIX, PXB, PHB, NODE or SYS, nearest first.
     #[schemars(length(max = 256))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<Near>,
 }
 
-/// What connects a card to another one.
+/// The path from a GPU to another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Near {
-    /// The other card's index.
+    /// The other GPU's index.
     #[schemars(range(min = 0, max = 4096))]
     pub gpu: u32,
     /// The best path.
@@ -281,19 +281,19 @@ pub struct Near {
     pub path: String,
 }
 
-/// Who holds a card without having asked gpustow.
+/// The holder of a GPU without gpustow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HeldBy {
     /// Namespace and name of the pod.
     #[schemars(length(max = 320))]
     pub pod: String,
-    /// Through what: an extended resource, or a claim and its driver.
+    /// The way of allocation: an extended resource, or a claim and its driver.
     #[schemars(length(max = 640))]
     pub through: String,
 }
 
-/// One pod's live memory on one card.
+/// One pod's live memory on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodUse {
@@ -309,25 +309,25 @@ pub struct PodUse {
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "highMiB", skip_serializing_if = "Option::is_none")]
     pub high_mib: Option<u64>,
-    /// Since when none of its processes has done anything here (RFC 3339); absent if one does, or if the
-    /// driver does not tell.
+    /// Since when all of its processes have been idle here (RFC 3339); absent if one is busy, or if the driver does not
+    /// report it.
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<String>,
-    /// When its memory had been the same for a while, for the first time since it started (RFC 3339).
+    /// When its memory had been constant for a while, for the first time since it started (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled_at: Option<String>,
     /// A process of it is a client of MPS, which shares its memory with others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mps: bool,
-    /// What each of its containers used, where the driver tells that.
+    /// The use of each of its containers, if the driver reports it.
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub containers: Vec<ContainerUse>,
 }
 
-/// What one container used of one card.
+/// The use of one GPU by one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerUse {

@@ -12,7 +12,7 @@ pub struct OnDemand {
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[serde(default)]
     pub profiles: Vec<Profile>,
-    /// The instances on the GPU, those of others included.
+    /// The instances on the GPU, including instances of other owners.
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["start"]))]
     #[serde(default)]
     pub instances: Vec<Instance>,
@@ -54,7 +54,7 @@ pub struct Instance {
     /// How many memory slices it has.
     #[schemars(range(min = 1, max = 8))]
     pub slices: u8,
-    /// UID of the pod for which the agent made it; absent if others made it: the agent never changes those.
+    /// UID of the pod for which the agent made it; absent if others made it: the agent never changes such an instance.
     #[schemars(length(min = 1, max = 64))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,

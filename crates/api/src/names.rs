@@ -23,7 +23,7 @@ const NVIDIA_GPUS: [&str; 6] = [
     "gpumem-percentage",
     "gpucores",
 ];
-/// The node label that says which model the cards are: GPU feature discovery sets it, and pods
+/// The node label with the model of the cards: GPU feature discovery sets it, and pods
 /// select by it. Blanks of the model's name are dashes there.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 
@@ -33,20 +33,20 @@ pub const NVIDIA_DRA_DRIVER: &str = "gpu.nvidia.com";
 /// Set by users: pod annotation with the number of GPUs over which the MiB of each requesting container are split
 /// evenly.
 pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
-/// Set by users: the same for one container.
+/// Set by users: pod annotation with the number of GPUs for one container.
 pub const GPU_COUNT_OF: &str = "gpu-count.gpustow.dev/";
 /// Set by users: pod annotation with the percentage of each GPU that each requesting container gets. Its MiB are then the
 /// least.
 pub const GPU_MEM_PERCENTAGE: &str = "gpustow.dev/gpu-mem-percentage";
-/// Set by users: the same for one container.
+/// Set by users: pod annotation with the percentage of each GPU for one container.
 pub const GPU_MEM_PERCENTAGE_OF: &str = "gpu-mem-percentage.gpustow.dev/";
 /// Set by users: pod annotation, `true` for whole GPUs.
 pub const EXCLUSIVE: &str = "gpustow.dev/exclusive";
 /// Set by users: pod annotation with the MiB that a container may use at most, over all its GPUs, or `max`.
 pub const MEM_LIMIT: &str = "gpustow.dev/gpu-mem-limit";
-/// Set by users: the same for one container.
+/// Set by users: pod annotation with the MiB that one container may use at most, over all its GPUs, or `max`.
 pub const MEM_LIMIT_OF: &str = "gpu-mem-limit.gpustow.dev/";
-/// Set by users: pod annotation that says what holds containers to their limits: `driver`, `watch` or `none`.
+/// Set by users: pod annotation with the way in which limits are enforced: `driver`, `watch` or `none`.
 /// Admission sets it if the administrator has another default than `watch`.
 pub const ENFORCE: &str = "gpustow.dev/enforce";
 /// Set by users: pod annotation with the hardest action by which memory is reclaimed from the pod: `Event`,
@@ -56,7 +56,7 @@ pub const RECLAIM_ACTION: &str = "gpustow.dev/reclaim-action";
 /// a replacement.
 pub const EVICTABLE: &str = "gpustow.dev/evictable";
 /// Set by users: pod annotation, `true` while the pod does not need the memory that it requested, and others may borrow
-/// all of it. `false` asks for it back. It may change while the pod runs.
+/// all of it. `false` requests it back. It may change while the pod runs.
 pub const ASLEEP: &str = "gpustow.dev/asleep";
 /// Set by users: pod annotation with a comma list of patterns of models. Each GPU of the pod matches one.
 pub const GPU_MODELS: &str = "gpustow.dev/gpu-models";
@@ -66,16 +66,16 @@ pub const NOT_GPU_MODELS: &str = "gpustow.dev/not-gpu-models";
 pub const GPU_UUIDS: &str = "gpustow.dev/gpu-uuids";
 /// Set by users: pod annotation with a comma list of UUIDs of the GPUs that the pod does not get.
 pub const NOT_GPU_UUIDS: &str = "gpustow.dev/not-gpu-uuids";
-/// Set by users: pod annotation. Pods of the namespace with the same value share their GPUs.
+/// Set by users: pod annotation. Pods of the namespace with equal values share their GPUs.
 pub const GPU_AFFINITY: &str = "gpustow.dev/gpu-affinity";
-/// Set by users: pod annotation. Pods of the namespace with the same value share no GPU.
+/// Set by users: pod annotation. Pods of the namespace with equal values never share a GPU.
 pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
 /// Set by users: pod annotation with the percentage of the compute of each of its GPUs that the pod may use. Such pods go to
 /// GPUs with MPS.
 pub const COMPUTE_PERCENT: &str = "gpustow.dev/compute-percent";
 /// Set by users: pod annotation, `mig` if the pod gets a MIG instance of its own, which an agent makes for it.
 pub const ISOLATION: &str = "gpustow.dev/isolation";
-/// Set by users: pod annotation. `alone`: no other pod starts on the pod's GPUs while it does. `beside`: any may.
+/// Set by users: pod annotation. `alone`: other pods do not start on the pod's GPUs while it starts. `beside`: they may.
 pub const START: &str = "gpustow.dev/start";
 /// Set by users: pod annotation with the packing policy of this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
@@ -88,16 +88,16 @@ pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the MiB that the container may use of each of its GPUs.
 pub const MIB_OF: &str = "mib.gpustow.dev/";
-/// Written by the extender: pod annotation of the Binding with the same in bytes.
+/// Written by the extender: pod annotation of the Binding with the bytes that the container may use of each of its GPUs.
 pub const BYTES_OF: &str = "bytes.gpustow.dev/";
-/// Written by the extender: pod annotation of the Binding with the same as a share of the whole GPU, such as `0.1234`.
+/// Written by the extender: pod annotation of the Binding with that memory as a share of the whole GPU, such as `0.1234`.
 pub const SHARE_OF: &str = "share.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the MiB that MPS lets each process of the container have of each
 /// of its GPUs, as `GPU-…=8192M`.
 pub const MPS_OF: &str = "mps.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
-/// What every annotation begins with by which NVIDIA's NRI plugin gives devices to containers.
+/// The prefix of the annotations by which NVIDIA's NRI plugin gives devices to containers.
 pub const CDI_DOMAIN: &str = "nvidia.cdi.k8s.io";
 /// Vendor and class of NVIDIA's CDI devices.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
@@ -112,8 +112,8 @@ pub const FENCE: &str = "gpustow.dev/fence";
 /// Written by the extender: annotation of the extender's Lease whose holder left with every bind done.
 pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 
-/// Written by the extender: pod condition whose change wakes a waiting pod. On a running pod that says whether it sleeps it
-/// is true once all that the pod requested is free.
+/// Written by the extender: pod condition whose change wakes a waiting pod. On a running pod with the annotation `gpustow.dev/asleep` it
+/// is true once all memory that the pod requested is free.
 pub const AVAILABLE_CONDITION: &str = "gpustow.dev/MemoryAvailable";
 
 /// Its reason where the same write nominates the pod to a node that kube-scheduler did not show the extender: the
@@ -122,12 +122,12 @@ pub const NOMINATED: &str = "NodeNominated";
 
 /// Written by the extender: condition on a waiting pod for which memory is reserved. Its message is for people.
 pub const RESERVED_CONDITION: &str = "gpustow.dev/MemoryReserved";
-/// Written by the extender: annotation beside that condition that says what is reserved, on which node and until when.
+/// Written by the extender: annotation of such a pod with the reserved GPUs, the node and the end of the reservation.
 pub const RESERVATION: &str = "gpustow.dev/reservation";
 /// Reason of the extender's Event on a pod for which it reserves memory.
 pub const MEMORY_RESERVED: &str = "GpuMemoryReserved";
 /// Written by the extender: condition on a pod from which memory is reclaimed that it uses beyond its request. Its
-/// last transition says which demand this is; its reason, which action follows.
+/// last transition identifies the demand; its reason names the action.
 pub const RECLAIM_CONDITION: &str = "gpustow.dev/Reclaiming";
 /// Kubernetes' own condition on a pod that must terminate for others.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -137,7 +137,7 @@ pub const PREEMPTED: &str = "PreemptionByGpustow";
 /// Its reason if the extender evicts the pod for one that waits for fragmented memory.
 pub const DEFRAGMENTED: &str = "DefragmentationByGpustow";
 
-/// Written by the extender: label of a placeholder, a pod that autoscalers see and no node takes.
+/// Written by the extender: label of a placeholder, a pod that autoscalers see and that fits on no present node.
 pub const PLACEHOLDER: &str = "gpustow.dev/placeholder";
 /// Written by the extender: annotation of a placeholder with the UIDs of the pods that wait for its node, its owner's
 /// first.
@@ -166,16 +166,15 @@ pub const STARTUP_TAINT: &str = "gpustow.dev/startup";
 pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 /// The node label with the name of its host: Kubernetes' own.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
-/// The node labels that say how many MiB each GPU has and how many GPUs there are: GPU feature discovery's.
+/// The node labels of GPU feature discovery with the MiB of each GPU and the number of GPUs.
 pub const NVIDIA_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 /// See [`NVIDIA_MEMORY_LABEL`].
 pub const NVIDIA_COUNT_LABEL: &str = "nvidia.com/gpu.count";
 
-/// Set by administrators: node annotation with a comma list of UUIDs of GPUs that take no new pods.
+/// Set by administrators: node annotation with a comma list of UUIDs of GPUs that get no new pods.
 pub const CORDONED_GPUS: &str = "gpustow.dev/cordoned-gpus";
 
-/// Written by the extender: node label while GPUs are reserved there, with the autoscalers that it told so, joined by
-/// `_`.
+/// Written by the extender: node label while GPUs are reserved there, with the informed autoscalers, joined by `_`.
 pub const RESERVED_LABEL: &str = "gpustow.dev/reserved";
 /// Autoscalers, and the node annotation by whose `"true"` each keeps a node.
 pub const SPARE_NODE: [(&str, &str); 2] = [
@@ -208,8 +207,8 @@ pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
 pub const ADOPT_DEFAULT_LABEL: &str = "gpustow.dev/adopt-default-mib";
 /// Set by administrators: label of such a namespace with the number of shares that time-slicing makes of a GPU, 1 to 100.
 pub const ADOPT_REPLICAS_LABEL: &str = "gpustow.dev/adopt-replicas";
-/// Written by admission: annotation of a translated pod with the sharer that its request was written for, and what the
-/// translation leaves out.
+/// Written by admission: annotation of a translated pod with the sharer that its request was written for, and the parts
+/// that the translation leaves out.
 pub const ADOPTED: &str = "gpustow.dev/adopted";
 /// The label of a node by NVIDIA's GPU feature discovery: how many shares time-slicing makes of a GPU.
 pub const NVIDIA_REPLICAS: &str = "nvidia.com/gpu.replicas";
@@ -218,12 +217,12 @@ pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
 /// The resource of Volcano's vGPU, in a unit of its configuration.
 pub const VOLCANO_MEMORY: &str = "volcano.sh/vgpu-memory";
 /// Set by administrators: label of a namespace, `advised`, or `p95` or `p99` for a quantile. Its pods with the annotation
-/// `gpustow.dev/gpu-mem: auto` get what their workload's history advises.
+/// `gpustow.dev/gpu-mem: auto` get the request that their workload's history advises.
 pub const AUTO_LABEL: &str = "gpustow.dev/auto";
-/// Set by administrators: annotation of a namespace with what such pods get without a history, in MiB of each GPU.
+/// Set by administrators: annotation of a namespace with the request of such pods without a history, in MiB of each GPU.
 pub const AUTO_DEFAULT: &str = "gpustow.dev/auto-default";
 
-/// Written by admission: scheduling gate of queued pods. The extender removes it when their turn has come.
+/// Written by admission: scheduling gate of queued pods. The extender removes it when they are next and fit.
 pub const GATE: &str = "gpustow.dev/queued";
 /// Set by administrators: label of a namespace: `off` keeps its pods out of the queue.
 pub const QUEUE_LABEL: &str = "gpustow.dev/queue";
@@ -285,14 +284,14 @@ pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
 /// Environment variable of which the toolkit's hook makes the limit of a container, MiB of each card.
 pub const MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
-/// Environment variable of which it makes what the driver keeps for the container against its neighbours.
+/// Environment variable of which it makes the memory that the driver keeps for the container.
 pub const MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
 
 /// Environment variable with the directory of the pipes to MPS's control daemon.
 pub const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Environment variable with the percentage of a GPU's multiprocessors that a client of MPS may use.
 pub const MPS_THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// Environment variable of a client of MPS: what [`MPS_OF`] says.
+/// Environment variable of a client of MPS: the value of [`MPS_OF`].
 pub const MPS_MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// Where a node, and each container with a share of compute, has the pipes of MPS's control daemon.
 pub const MPS_PIPES_DIRECTORY: &str = "/run/gpustow/mps/pipe";
@@ -303,11 +302,11 @@ pub const MPS_PIPES_VOLUME: &str = "gpustow-mps-pipe";
 /// See [`MPS_PIPES_VOLUME`].
 pub const MPS_SHM_VOLUME: &str = "gpustow-mps-shm";
 
-/// Environment variable of containers that ask: what [`MIB_OF`] says.
+/// Environment variable of containers that ask: the value of [`MIB_OF`].
 pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";
-/// Environment variable of containers that ask: what [`BYTES_OF`] says.
+/// Environment variable of containers that ask: the value of [`BYTES_OF`].
 pub const MEM_BYTES: &str = "GPUSTOW_MEM_BYTES";
-/// Environment variable of containers that ask: what [`SHARE_OF`] says.
+/// Environment variable of containers that ask: the value of [`SHARE_OF`].
 pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 
 /// Namespace of everything that the manifests install.
@@ -318,8 +317,8 @@ pub const QUEUE: &str = "gpustow-queue";
 pub const WEBHOOK: &str = "gpustow-webhook";
 /// Secret there with the webhook's certificate.
 pub const WEBHOOK_TLS: &str = "gpustow-webhook-tls";
-/// The MutatingWebhookConfiguration. The API server calls configurations in the order of their names, and ours must see what
-/// others change.
+/// The MutatingWebhookConfiguration. The API server calls configurations in the order of their names, and ours must see the changes of
+/// others.
 pub const WEBHOOK_CONFIGURATION: &str = "zz-gpustow";
 /// Written by the extender: annotation of the Secret of the webhook with the time at which it makes another
 /// certificate.

@@ -15,7 +15,7 @@ pub const MAX_HISTORIES: usize = 16;
 /// Characters of an object's name, as the API server takes it.
 const MAX_NAME: usize = 253;
 
-/// A GpuWorkload has no desired state: it is a history.
+/// A GpuWorkload is a history, without a desired state.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
 )]
@@ -29,7 +29,7 @@ const MAX_NAME: usize = 253;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "What the pods of one workload used of their GPUs. The leading extender writes it at most once an hour, and deletes it two weeks after the last pod.",
+    doc = "The GPU memory that the pods of one workload used. The leading extender writes it at most once an hour, and deletes it two weeks after the last pod.",
     printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.targetRef.kind","description":"Kind of the workload"}"#,
     printcolumn = r#"{"name":"Workload","type":"string","jsonPath":".spec.targetRef.name","description":"Name of the workload"}"#,
     printcolumn = r#"{"name":"Request-MiB","type":"integer","jsonPath":".spec.containers[*].advice.requestMiB","description":"MiB of a GPU that a container exceeds in short peaks alone"}"#,
@@ -59,7 +59,7 @@ pub struct TargetRef {
     pub name: String,
 }
 
-/// What a container with this image used of each of its GPUs, where these have about the same size.
+/// The use of each GPU by a container with this image, on GPUs of about equal size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerHistory {
@@ -73,7 +73,7 @@ pub struct ContainerHistory {
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(rename = "gpuMiB")]
     pub gpu_mib: u64,
-    /// What follows from the history.
+    /// The conclusions from the history.
     pub advice: Amounts,
     /// The peaks of all minutes.
     pub history: Checkpoint,
@@ -107,7 +107,7 @@ pub struct Amounts {
     pub against: Vec<Against>,
 }
 
-/// What makes advice wrong, however long the history is.
+/// A reason why advice is wrong, however long the history is.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

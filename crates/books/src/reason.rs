@@ -122,7 +122,7 @@ impl Reason {
         }
     }
 
-    /// For the reference: what it means, what people can do, and which page below docs has more.
+    /// For the reference: the meaning, an action that helps, and the page below docs that has more.
     #[must_use]
     pub fn explanation(self) -> (&'static str, &'static str, &'static str) {
         match self {
@@ -137,12 +137,12 @@ impl Reason {
                 "requests.md",
             ),
             Self::Fit(Refusal::Unselected) => (
-                "Other GPUs there would do.",
+                "The pod's annotations exclude the GPUs that have room.",
                 "Change the annotation `gpu-models` or `gpu-uuids` of the pod.",
                 "choose-gpus.md",
             ),
             Self::Fit(Refusal::NoMps) => (
-                "The pod has the annotation `compute-percent`, and the GPUs that are large enough have no MPS.",
+                "The pod has the annotation `compute-percent`, and no GPU that is large enough runs MPS.",
                 "Run agents with `--mps` on some nodes, or remove the annotation.",
                 "compute-share.md",
             ),
@@ -154,26 +154,26 @@ impl Reason {
             Self::Fit(Refusal::NoMig) => (
                 "The pod has the annotation `isolation`, and no GPU makes MIG instances as large.",
                 "Run agents with `--make-instances` on some nodes, request less, or remove the annotation.",
-                "mig.md",
+                "compute-share.md#mig-instances",
             ),
             Self::Fit(Refusal::OnlyMig) => (
                 "The GPUs that are large enough are for pods with the annotation `isolation`.",
                 "Nothing, if other nodes take the pod. Else add the annotation.",
-                "mig.md",
+                "compute-share.md#mig-instances",
             ),
             Self::Fit(Refusal::NoLimit) => (
-                "The driver must hold the pod to a limit, and no GPU there holds limits.",
-                "Ask `kubectl gpustow why POD` for the cause. Let nodes limit memory, or write `enforce: watch`.",
+                "The driver must enforce the pod's limit, and cannot on these GPUs.",
+                "`kubectl gpustow why POD` names the cause. Let nodes limit memory, or write `enforce: watch`.",
                 "limits.md",
             ),
             Self::Fit(Refusal::Unhealthy) => (
                 "The pod would fit if these GPUs could take pods.",
                 "See the GPU's reason in the Events of the node.",
-                "gpu-nodes.md",
+                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
             ),
             Self::Fit(Refusal::Starting) => (
                 "The pod or one there has the annotation `start: alone`, and a pod has not finished its start.",
-                "Wait. `kubectl gpustow why POD` says which pods start, and since when.",
+                "Wait. `kubectl gpustow why POD` names the pods that start, and since when.",
                 "starts.md",
             ),
             Self::Fit(Refusal::Neighbours) => (
@@ -199,7 +199,7 @@ impl Reason {
             Self::Fit(Refusal::NoSlices) => (
                 "The free memory slices do not lie where the pod's MIG instance could start.",
                 "Wait, or request less.",
-                "mig.md",
+                "compute-share.md#mig-instances",
             ),
             Self::Fit(Refusal::TooComplex) => (
                 "The search ended without an answer.",
@@ -207,14 +207,14 @@ impl Reason {
                 "requests.md",
             ),
             Self::NoReport => (
-                "The node has no `GpuNode`.",
+                "The `GpuNode` of the node is missing.",
                 "See whether the agent runs there.",
-                "gpu-nodes.md",
+                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
             ),
             Self::Stale => (
                 "The report has not changed for three minutes.",
                 "Look at the agent's log.",
-                "gpu-nodes.md",
+                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
             ),
             Self::Nominated => (
                 "A pod of higher priority is about to run there.",
@@ -228,32 +228,32 @@ impl Reason {
             ),
             Self::Reclaimed => (
                 "Other pods use more than they requested there, and the extender reclaims it.",
-                "Wait. `kubectl describe pod` says from which pods; if the memory does not come, other GPUs are tried.",
+                "Wait. `kubectl describe pod` names the pods. If the memory does not become free, the extender tries other GPUs.",
                 "reclaim.md",
             ),
             Self::BindUnderWay => (
                 "The API server did not answer a bind.",
                 "Wait. The extender reads the pod to resolve it.",
-                "reference/events.md",
+                "reference/messages.md#events-of-pods",
             ),
             Self::Gone => (
-                "kube-scheduler asked before it saw that.",
+                "kube-scheduler asked before it saw the deletion.",
                 "Nothing.",
                 "troubleshooting.md",
             ),
             Self::NotYet => (
-                "One call looks only at some of the nodes if each takes a search.",
+                "One call searches only some of the nodes for a pod of many containers or GPUs.",
                 "Nothing. The extender wakes the pod until every node has been looked at.",
                 "benchmarks.md",
             ),
             Self::Unfenced => (
                 "A new leader cannot fence this pod yet, and memory is withheld for it.",
-                "The Event `GpuFenceFailed` says what refuses.",
-                "reference/events.md",
+                "The Event `GpuFenceFailed` names the cause.",
+                "reference/messages.md#events-of-pods",
             ),
             Self::Queued => (
                 "The queue offers the memory to other pods first.",
-                "Wait. `kubectl gpustow why POD` says the position.",
+                "Wait. `kubectl gpustow why POD` shows the position.",
                 "queue.md",
             ),
             Self::Cordoned => (
@@ -262,7 +262,7 @@ impl Reason {
                 "production.md#service-one-gpu",
             ),
             Self::Gang => (
-                "The gang waits; kube-scheduler says `group NAME: 2 of 3 fit`.",
+                "The gang waits. kube-scheduler's Event reads `group NAME: 2 of 3 fit`.",
                 "Wait, or lower `minCount`.",
                 "gangs.md",
             ),

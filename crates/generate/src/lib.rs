@@ -47,7 +47,7 @@ pub fn dashboard() -> Value {
         "uid": "gpustow", "title": "gpustow: GPUs", "tags": ["gpustow", "gpu"], "schemaVersion": 39,
         "version": 1, "editable": false, "graphTooltip": 1, "refresh": "30s", "timezone": "browser",
         "time": { "from": "now-6h", "to": "now" },
-        "description": "Who waits for GPU memory, what is left on which GPU, and what is idle.",
+        "description": "Waiting pods, available memory of each GPU, and idle memory.",
         "links": [], "panels": board.panels,
         "templating": { "list": variables() },
         "annotations": { "list": annotations() },
@@ -217,7 +217,7 @@ fn cards(board: &mut Board) {
         ),
         (
             "Pods on each GPU, in use",
-            "The same by what NVML shows.",
+            "Memory in use, as NVML shows it.",
             "used",
         ),
     ] {
@@ -304,7 +304,7 @@ fn sizing(board: &mut Board) {
     board.add((12, 8), panel(
         "timeseries",
         "Requested and advised",
-        "Sums over the containers of workloads, each counted once, of those that request most beyond the advice.",
+        "Sums over the containers of workloads, each counted once, of the workloads that request most beyond the advice.",
         "bytes",
         &[(&sum("requested"), "requested"), (&sum("advised"), "advised")],
     ));

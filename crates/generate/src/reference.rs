@@ -1,11 +1,10 @@
 //! The pages of `docs/reference`, made from the definitions that the programs themselves use.
 
 mod config;
-mod events;
 mod flags;
 mod keys;
+mod messages;
 mod metrics;
-mod refusals;
 
 use anyhow::{Context as _, Result};
 
@@ -17,14 +16,13 @@ pub fn pages(files: &[(&'static str, String)]) -> Result<Vec<(&'static str, Stri
     Ok(vec![
         ("chart.md", chart(files)?),
         ("config.md", config::page()?),
-        ("events.md", events::page()),
         ("flags.md", flags::page()?),
         ("keys.md", keys::page()?),
+        ("messages.md", messages::page()),
         (
             "metrics.md",
             metrics::page(text_of(files, "dashboards/gpustow.json")?)?,
         ),
-        ("refusals.md", refusals::page()),
     ])
 }
 
@@ -46,7 +44,7 @@ fn chart(files: &[(&'static str, String)]) -> Result<String> {
     let table = page
         .find("| value |")
         .context("the chart has no table of values")?;
-    let intro = "The Helm chart takes these values. `config` has the [fields of the GpustowConfig](config.md).";
+    let intro = "The Helm chart accepts these values. `config` has the [fields of the GpustowConfig](config.md).";
     let head = titled("Chart values", "manifests/chart/values.yaml", intro);
     Ok(format!("{head}\n{}", &page[table..]))
 }

@@ -160,7 +160,7 @@ pub fn held_by(said: &str) -> Option<String> {
         return Some("kube-scheduler does not reach gpustow's extender".to_owned());
     }
     let Some(reasons) = reasons(said) else {
-        return Some(format!("kube-scheduler says: {said}"));
+        return Some(format!("kube-scheduler reports: {said}"));
     };
     let others: Vec<_> = reasons.clone().filter(|it| !is_looked_at(it)).collect();
     if !others.is_empty() {
@@ -329,7 +329,7 @@ mod tests {
             ),
             (
                 "pod has unbound immediate PersistentVolumeClaims",
-                Some("says: pod has unbound"),
+                Some("reports: pod has unbound"),
             ),
         ] {
             let answer = held_by(said);

@@ -67,7 +67,7 @@ pub(crate) async fn asked(
             Ok(None)
         }
         Err(kube::Error::Api(status)) => Ok(Some(Err(format!(
-            "the API server says: {}",
+            "the API server's answer: {}",
             status.message
         )))),
         Err(error) => Err(error.into()),

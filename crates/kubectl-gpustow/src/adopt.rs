@@ -23,7 +23,7 @@ use crate::whatif::{Inventory, Rehearsal};
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AdoptArgs {
-    /// Change nothing: the command does no more yet
+    /// Change nothing. The command requires this flag
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// The unit of aliyun.com/gpu-mem in namespaces without the label gpustow.dev/adopt

@@ -217,7 +217,7 @@ async fn whole_gpus(global: &Global, server: &Server<'_>, permille: Option<u32>)
         if let Some(known) = live.get_mut(shared) {
             known
                 .notes
-                .push("shares its GPU, of which dcgm-exporter tells the sum".to_owned());
+                .push("shares its GPU, of which dcgm-exporter reports the sum".to_owned());
         }
     }
     Ok(Known {

@@ -14,15 +14,15 @@ use crate::top::TopArgs;
 use crate::ui::UiArgs;
 use crate::whatif::WhatifArgs;
 
-/// The commands, by what one wants to know.
+/// The commands, by the user's question.
 const GROUPS: [(&str, &[&str]); 5] = [
     (
-        "See what is there",
+        "See nodes, GPUs and pods",
         &["nodes", "gpus", "pods", "report", "top", "ui"],
     ),
     ("Ask about a pod", &["why", "fit"]),
     ("Plan", &["adopt", "advise", "whatif", "defrag"]),
-    ("Find what is wrong", &["check", "version"]),
+    ("Find problems", &["check", "version"]),
     ("Set up", &["capacity", "completion"]),
 ];
 
@@ -34,7 +34,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     version,
     after_help = "Examples:\n  kubectl gpustow gpus                  which pods are on which GPU\n  \
                   kubectl gpustow why deploy/triton     why its oldest pod waits\n  \
-                  kubectl gpustow check                 what is wrong, and what to do\n\n\
+                  kubectl gpustow check                 problems, and how to solve them\n\n\
                   Exit codes: 0 yes, 1 no (does not fit, waits, something is wrong), 2 no answer.\n\
                   Each command has examples of its own: kubectl gpustow gpus --help"
 )]
@@ -71,7 +71,7 @@ fn grouped() -> clap::Command {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Nodes with GPUs: available memory, largest piece, whole GPUs left
+    /// Show nodes with GPUs: available memory, largest piece, whole GPUs left
     #[command(
         after_help = "Examples:\n  kubectl gpustow nodes --sort-by -largest\n  kubectl gpustow nodes -o wide"
     )]
@@ -79,7 +79,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// GPUs: who holds how much, what is left
+    /// Show GPUs: their pods, requested and available memory
     #[command(
         after_help = "Examples:\n  kubectl gpustow gpus --sort-by -available\n  kubectl gpustow gpus gpu-node-1 -o wide"
     )]
@@ -89,7 +89,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Pods that ask for GPU memory: on which GPU, how much, how much in use
+    /// Show pods that request GPU memory: their GPUs, requests and use
     #[command(
         after_help = "Examples:\n  kubectl gpustow pods -A\n  kubectl gpustow pods -n team-a -l app=triton -o json"
     )]
@@ -97,7 +97,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Why a pod waits, or why it is on its GPU. Exit code 1 if it waits
+    /// Explain why a pod waits, or why it is on its GPU. Exit code 1 if it waits
     #[command(
         after_help = "Examples:\n  kubectl gpustow why trainer-0 -n team-a\n  kubectl gpustow why deploy/triton"
     )]
@@ -107,7 +107,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         answer: AnswerFormat,
     },
-    /// Would this pod fit now? Exit code 1 if not
+    /// Check whether a pod would fit now. Exit code 1 if not
     #[command(
         after_help = "Examples:\n  kubectl gpustow fit -f pod.yaml\n  kubectl gpustow fit -f - < job.yaml"
     )]
@@ -120,43 +120,42 @@ pub(crate) enum Command {
     },
     /// Rehearse the move from another GPU sharer. Exit code 1 if pods are refused or wait
     ///
-    /// A row for each pod that requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin: what it becomes if it is
-    /// created again in a namespace with the label gpustow.dev/adopt, why it would be refused, and what is left out. A
-    /// namespace without the label gets the one that fits most of its pods. Then all pods are placed again, as whatif
-    /// does. Nothing is written to the cluster.
+    /// A row for each pod that requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin: its translation in a
+    /// namespace with the label gpustow.dev/adopt, the reason of a refusal, and the parts that are left out. A namespace
+    /// without the label is treated as if it had the label that fits most of its pods. Then all pods are placed again, as
+    /// whatif does. Nothing is written to the cluster.
     #[command(
         after_help = "Examples:\n  kubectl gpustow adopt --dry-run\n  kubectl gpustow adopt --dry-run -n team-a --mib-per-gpu 40960 -o json"
     )]
     Adopt(AdoptArgs),
-    /// What workloads should request, by what they used
+    /// Advise requests, based on past use
     ///
-    /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
-    /// these free. EMPTY-GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
-    /// as whatif does. Containers with a note that speaks against the advice free nothing. JSON and YAML have a
-    /// patch. With --prometheus it needs no gpustow in the cluster: it advises containers that request nvidia.com/gpu.
-    /// Nothing is written to the cluster.
+    /// A row for each container of a workload: its request, its peak, the advised request and limit, and the memory that
+    /// these free. EMPTY-GPUS counts how many more GPUs are empty if all pods are placed again with the advised requests,
+    /// as whatif does. Containers with a note against the advice do not count there. JSON and YAML have a patch. With
+    /// --prometheus it works without gpustow: it advises containers that request nvidia.com/gpu. Nothing is written to
+    /// the cluster.
     #[command(
         after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p95\n  kubectl gpustow advise -A --prometheus http://localhost:9090\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
     )]
     Advise(AdviseArgs),
     /// Place every pod again: other policies, more or fewer nodes
     ///
-    /// Every pod that asks for GPU memory is placed again, in the order in which kube-scheduler would take
-    /// them (priority, then age): what would fit, what would wait, how many nodes could go without making
-    /// more pods wait. Nothing is written to the cluster. Node selectors, required node affinity, taints,
+    /// Every pod that requests GPU memory is placed again, in the order of kube-scheduler (priority, then age). The
+    /// command counts pods that would fit, pods that would wait, and nodes that you could remove without making more
+    /// pods wait. Nothing is written to the cluster. Node selectors, required node affinity, taints,
     /// CPU and host memory count; affinity between pods, topology spread, volumes, quotas and preemption
     /// do not.
     #[command(
         after_help = "Examples:\n  kubectl gpustow whatif --policy tight,spread\n  kubectl gpustow whatif --add-nodes 2:gpu-node-1 --remove-nodes 1"
     )]
     Whatif(WhatifArgs),
-    /// What moving pods would gain. Exit code 1 if it would not do for all that wait
+    /// Plan evictions against fragmentation. Exit code 1 if they do not suffice for all waiting pods
     ///
-    /// For the first pod of each kind that waits for fragmented GPU memory: which pods would
-    /// have to move, and where to. Only those move that have the annotation gpustow.dev/evictable and have a
-    /// controller that makes replacements; the fewest MiB move, each to a place that is free now. Each plan is as if
-    /// it were alone. While no pod waits, and defragment.emptyNodes is true: how all pods would leave the nearly empty node
-    /// that comes first. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
+    /// For the first pod of each kind that waits for fragmented GPU memory: which pods would move, and where to. Only pods
+    /// with the annotation gpustow.dev/evictable and a controller that makes replacements can move. The plan moves the
+    /// fewest MiB, each to memory that is free now. Each plan ignores the others. While no pod waits, and
+    /// defragment.emptyNodes is true: how all pods would leave the nearly empty node that comes first. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
     /// host memory count; affinity between pods, topology spread, volumes, quotas and disruption budgets do not.
     #[command(
         after_help = "Examples:\n  kubectl gpustow defrag\n  kubectl gpustow defrag -n team-a -o json"
@@ -165,12 +164,12 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Live view of every GPU with its pods
+    /// Watch every GPU with its pods
     #[command(
         after_help = "Examples:\n  kubectl gpustow top --sort idle\n  kubectl gpustow top -1 --filter h100"
     )]
     Top(TopArgs),
-    /// What each team holds, uses and leaves idle
+    /// Sum up how much each team holds, uses and leaves idle
     #[command(
         after_help = "Examples:\n  kubectl gpustow report\n  kubectl gpustow report --by team -o csv"
     )]
@@ -181,7 +180,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// What is wrong, and what to do. Exit code 1 if anything is
+    /// List problems and how to solve them. Exit code 1 if there are any
     #[command(
         after_help = "Examples:\n  kubectl gpustow check\n  kubectl gpustow check -o json | jq '.items[] | select(.level == \"error\")'\n  kubectl gpustow check --bundle gpustow.tar"
     )]
@@ -192,10 +191,10 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Versions of this program, of gpustow in the cluster, and of Kubernetes
+    /// Print the versions of this program, of gpustow in the cluster, and of Kubernetes
     #[command(after_help = "Examples:\n  kubectl gpustow version")]
     Version,
-    /// What autoscalers must be told of nodes that are not there yet
+    /// Print the settings that autoscalers need for future nodes
     ///
     /// A row for each instance type of the cluster, and for each that you describe: how many MiB pods may hold of the
     /// smallest GPU and of all GPUs of a node. Nothing is written to the cluster.
@@ -203,15 +202,15 @@ pub(crate) enum Command {
         after_help = "Examples:\n  kubectl gpustow capacity\n  kubectl gpustow capacity --for karpenter --instance-type g5.xlarge=1x22731 | kubectl apply -f -\n  kubectl gpustow capacity --for cluster-autoscaler"
     )]
     Capacity(CapacityArgs),
-    /// Live page on this machine, with your own rights
+    /// Serve a live web page on this machine, with your own permissions
     #[command(
         after_help = "Examples:\n  kubectl gpustow ui\n  kubectl gpustow ui --from cluster.json --listen 127.0.0.1:8080"
     )]
     Ui(UiArgs),
-    /// Let kubectl complete this command's words
+    /// Let kubectl complete names and flags of this command
     #[command(after_help = "Example:\n  kubectl gpustow completion install")]
     Completion(CompletionArgs),
-    /// What kubectl calls to complete a word
+    /// The command that kubectl calls to complete a word
     #[command(name = "__complete", hide = true)]
     Complete {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -271,7 +270,7 @@ mod tests {
         let help = grouped().render_help().to_string();
         let at = |text: &str| help.find(text);
         assert!(
-            at("See what is there:").is_some() && at("Ask about a pod:") < at("  why "),
+            at("See nodes, GPUs and pods:").is_some() && at("Ask about a pod:") < at("  why "),
             "{help}"
         );
         assert!(at("  check ") < at("Options of every command:"), "{help}");

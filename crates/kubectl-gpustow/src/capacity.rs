@@ -20,7 +20,7 @@ pub(crate) struct CapacityArgs {
     /// An instance type that the cluster does not have: its GPUs, and the MiB that pods may hold of each. May be repeated
     #[arg(long = "instance-type", value_name = "NAME=COUNTxMIB")]
     pub(crate) instance_types: Vec<Kind>,
-    /// Print what this autoscaler reads instead of the table
+    /// Print this autoscaler's input instead of the table
     #[arg(long = "for", value_name = "AUTOSCALER")]
     pub(crate) autoscaler: Option<Autoscaler>,
     #[command(flatten)]

@@ -247,14 +247,14 @@ fn of_ledger(cluster: &Cluster, view: &NodeView, problem: &Problem, findings: &m
         Problem::Forged { pod } => findings.add(
             Level::Error,
             format!("pod/{pod}"),
-            "its assignment is not what it asks for: forged, or the request was changed after it was bound",
+            "its assignment does not match its request: forged, or the request was changed after it was bound",
             format!("delete the pod; find out who writes {}", names::ASSIGNMENT),
         ),
         Problem::Twice { uuid, other } => findings.add(
             Level::Warning,
             format!("node/{}", view.name),
             format!("GPU {uuid} is reported by node {other} too"),
-            format!("one of the two {}s is not what it says: look at both nodes", names::AGENT),
+            format!("one of the two {}s is false: look at both nodes", names::AGENT),
         ),
         Problem::UnknownCordon { gpu } => findings.add(
             Level::Warning,
@@ -345,8 +345,8 @@ fn policies(cluster: &Cluster, findings: &mut Findings) {
                     findings.add(
                         Level::Error,
                         object,
-                        format!("{weak}; what it holds off may be open"),
-                        "apply gpustow's manifests again; docs/security.md says what may have come in",
+                        format!("{weak}; writes that it should refuse may succeed"),
+                        "apply gpustow's manifests again; docs/security.md lists the effects",
                     );
                 } else {
                     findings.add(

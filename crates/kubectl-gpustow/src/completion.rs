@@ -18,7 +18,7 @@ pub(crate) struct CompletionArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum CompletionAction {
-    /// Put `kubectl_complete-gpustow` beside this program, where kubectl 1.26 and later looks
+    /// Put `kubectl_complete-gpustow` into this program's folder, where kubectl 1.26 and later looks
     Install {
         /// Another folder of $PATH
         #[arg(long, value_name = "FOLDER")]

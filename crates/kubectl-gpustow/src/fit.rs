@@ -102,7 +102,7 @@ fn asks(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Result<()> {
     match keys::unasked(pod.annotations(), resource) {
         Some(missing) => bail!("{}: {missing}", facts.name),
         None => bail!(
-            "{}: no container asks for {resource}, so it fits wherever kube-scheduler says",
+            "{}: no container asks for {resource}, so kube-scheduler alone places it",
             facts.name
         ),
     }
@@ -143,7 +143,7 @@ impl Known {
         let namespace = all.find(|it| it.name.as_deref() == Some(named));
         let resource = cluster.resource();
         if namespace.is_none() && auto::wants(&object, resource) {
-            bail!("no namespace {named}: it says what a pod with {resource}: auto gets; try -n");
+            bail!("no namespace {named}: it decides the amount of {resource}: auto; try -n");
         }
         let namespace = namespace.unwrap_or_default();
         Ok(Self {

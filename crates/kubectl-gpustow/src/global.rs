@@ -6,7 +6,7 @@ use kube::core::Selector;
 use crate::output::{Format, Formats};
 use crate::selector;
 
-/// Where to ask and for what.
+/// The cluster and the pods to ask about.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
@@ -39,7 +39,7 @@ impl Global {
         self.scope_in(cluster.namespace.as_ref())
     }
 
-    /// The same, where the context has this namespace.
+    /// The scope, if the context has this namespace.
     pub(crate) fn scope_in(&self, own: Option<&String>) -> Scope {
         let own = || self.namespace.clone().or_else(|| own.cloned());
         Scope {
@@ -49,7 +49,7 @@ impl Global {
     }
 }
 
-/// How a command prints what is no list.
+/// How a command prints an answer that is not a list.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AnswerFormat {
     /// json, yaml or jsonpath=TEMPLATE; text otherwise, with the policy's costs if wide

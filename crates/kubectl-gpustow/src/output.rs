@@ -91,7 +91,7 @@ pub(crate) struct Output {
         value_parser = Formats(&["table", "wide", "json", "yaml", "csv", "name"])
     )]
     pub(crate) format: Format,
-    /// Print again what changes, until you end it
+    /// Print changes until you press Ctrl-C
     #[arg(short, long)]
     pub(crate) watch: bool,
     /// Leave the header line out

@@ -30,7 +30,7 @@ fn split(text: &str) -> Vec<&str> {
 
 fn expression(part: &str) -> Result<Expression, String> {
     let key = |key: &str| match key.trim() {
-        "" => Err(format!("{part:?} has no label")),
+        "" => Err(format!("{part:?} lacks a label")),
         key if key.contains(char::is_whitespace) => Err(format!(
             "{part:?}: write key=value, key in (a,b), key or !key"
         )),

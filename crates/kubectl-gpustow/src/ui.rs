@@ -42,8 +42,8 @@ pub(crate) struct UiArgs {
     /// Loopback address to listen on; port 0 for a free one
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
-    /// Serve others, from a pod: over TLS, under these names alone, and to those alone whose token's
-    /// user may get the non-resource URL /gpustow
+    /// Serve other people, from a pod: over TLS, under these names alone, and only to users whose token may get
+    /// the non-resource URL /gpustow
     #[arg(long, requires_all = ["tls", "hosts"])]
     pub(crate) in_cluster: bool,
     /// Serve with tls.crt and tls.key of this folder, read again when they change
@@ -127,7 +127,7 @@ pub(crate) async fn run(
 ) -> Result<Answer> {
     ensure!(
         args.in_cluster || args.listen.ip().is_loopback(),
-        "--listen {}: the page shows everyone who reaches it what you can see: use a loopback address",
+        "--listen {}: the page shows your view of the cluster to everyone who reaches it: use a loopback address",
         args.listen
     );
     let tls = args.tls.as_deref().map(Tls::of).transpose()?;

@@ -24,7 +24,7 @@ pub(crate) struct WhatifArgs {
     /// Add N nodes, copies of NODE or else of the commonest kind; may be repeated
     #[arg(long, value_name = "N[:NODE]", value_parser = added)]
     pub(crate) add_nodes: Vec<Added>,
-    /// Take N nodes out: those whose pods hold the least GPU memory
+    /// Remove the N nodes whose pods hold the least GPU memory
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) remove_nodes: usize,
     #[command(flatten)]

@@ -58,7 +58,7 @@ pub struct CardView {
     pub free: Mib,
     /// What processes outside our pods use.
     pub unmanaged: Mib,
-    /// False while it takes no new pods.
+    /// False while it gets no new pods.
     pub healthy: bool,
     /// That is because an administrator cordoned it ([`gpustow_api::names::CORDONED_GPUS`]).
     pub cordoned: bool,

@@ -46,13 +46,13 @@ pub enum Weakness {
     #[error("has no binding")]
     Unbound,
     /// It only warns.
-    #[error("does not deny: its binding says otherwise")]
+    #[error("does not deny: its binding differs")]
     Toothless,
     /// It judges some requests only.
     #[error("is narrowed by its binding")]
     Narrowed,
     /// It passes what it fails to compute.
-    #[error("lets pass what it cannot judge: failurePolicy is Ignore")]
+    #[error("passes pods that it cannot judge: failurePolicy is Ignore")]
     Ignores,
     /// It is another policy than this build's; the field that shows it.
     #[error("differs from this build: {0}")]

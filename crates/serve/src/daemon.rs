@@ -46,7 +46,7 @@ pub struct DaemonArgs {
     #[arg(long, env = "GPUSTOW_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// What to log, as in `info` or `gpustow=debug,kube=warn`
+    /// Log these levels, as in `info` or `gpustow=debug,kube=warn`
     #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
     log: String,
 

@@ -171,7 +171,7 @@ async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> R
         Ok(Access::Allowed) => next.run(request).await,
         Ok(Access::Forbidden) => {
             let text = format!(
-                "your user may not get {}: bind a ClusterRole that says so\n",
+                "your user may not get {}: bind a ClusterRole that allows it\n",
                 door.path
             );
             (StatusCode::FORBIDDEN, text).into_response()

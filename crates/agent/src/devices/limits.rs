@@ -175,7 +175,7 @@ impl Cgroups {
                 gpu,
                 limit,
                 code,
-                "the driver takes no limit of MiB: NVML's error"
+                "the driver refuses a limit of MiB: NVML's error"
             );
         } else if before.is_some() {
             tracing::info!(?of, gpu, limit, "the driver takes the limit now");

@@ -273,7 +273,7 @@ fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(De
     let uuid = match device.uuid() {
         Ok(uuid) => uuid,
         Err(error) => {
-            tracing::debug!(index, %error, "the card has no UUID");
+            tracing::debug!(index, %error, "the card lacks a UUID");
             return Vec::new();
         }
     };

@@ -188,7 +188,7 @@ fn pods_on_a_card_that_fails_are_told() {
         panic!("{told:?}")
     };
     for note in [of_node, of_pod] {
-        let words = "GPU 0 GPU-0 takes no new pods: XID 79 (GPU has fallen off the bus).";
+        let words = "GPU 0 GPU-0 gets no new pods: XID 79 (GPU has fallen off the bus).";
         assert!(note.starts_with(words), "{note}");
     }
     assert_eq!((told[0].len(), told[2].len()), (0, 0));

@@ -28,7 +28,7 @@ pub(super) fn may_be_isolated(request: &Request, spec: &PodSpec) -> Result<(), B
     };
     if request.exclusive || request.is_relative() || request.compute > 0 {
         return bad(
-            "a MIG instance has a fixed size: remove this, or what requests whole GPUs or a percentage",
+            "a MIG instance has a fixed size: remove this, or the request for whole GPUs or a percentage",
         );
     }
     match request.claims.as_slice() {

@@ -12,15 +12,16 @@ pub(super) fn page() -> Result<String> {
     let crd = serde_json::to_value(GpustowConfig::crd())?;
     let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
     let intro = "These are the fields of `spec` of the `GpustowConfig` named `gpustow`. Times are Go durations such as `90s`, \
-                 `10m` or `1h30m`. A field that you leave out has its default. [Configuration](../configuration.md) says how to \
+                 `10m` or `1h30m`. A field that you leave out has its default. [Configuration](../configuration.md) shows how to \
                  choose them.";
-    let mut page = titled("GpustowConfig", "crates/api/src/config.rs", intro);
+    let title = "Fields of the GpustowConfig";
+    let mut page = titled(title, "crates/api/src/config.rs", intro);
     for (group, schema) in properties(spec)? {
         page += &format!(
             "\n## {group}\n\n{}\n",
             sentence(text(schema, "description"))
         );
-        let mut table = Table::new(["field", "default", "values", "what it does"]);
+        let mut table = Table::new(["field", "default", "values", "effect"]);
         for (field, schema) in properties(schema)? {
             let about = sentence(text(schema, "description"));
             let default = &spec["properties"][group]["default"][field];

@@ -9,8 +9,8 @@ use super::{Table, code, sentence, titled};
 
 /// The page.
 pub(super) fn page() -> Result<String> {
-    let intro = "A flag wins over its environment variable. `--help` of each program says the same. What applies to the whole \
-                 cluster is in the [GpustowConfig](config.md).";
+    let intro = "A flag wins over its environment variable. `--help` of each program prints them too. The [GpustowConfig](config.md) has the \
+                 settings of the whole cluster.";
     let mut page = titled(
         "Flags and environment variables",
         "the programs' command definitions",
@@ -61,8 +61,7 @@ fn flags(command: &Command) -> Result<String> {
         let help = help.map(ToString::to_string).unwrap_or_default();
         ensure!(!help.is_empty(), "{} has no help", arg.get_id());
         let table = groups.entry(heading);
-        let table =
-            table.or_insert_with(|| Table::new(["flag", "variable", "default", "what it does"]));
+        let table = table.or_insert_with(|| Table::new(["flag", "variable", "default", "effect"]));
         let variable = arg.get_env().map(|it| it.to_string_lossy().into_owned());
         table.row([
             code(&flag(arg)),

@@ -27,7 +27,7 @@ pub(super) fn page() -> Result<String> {
     );
     let keys = keys();
     for (title, begin) in GROUPS {
-        let mut table = Table::new(["name", "what it says"]);
+        let mut table = Table::new(["name", "meaning"]);
         for (key, comment) in &keys {
             if let Some(what) = comment.strip_prefix(begin) {
                 table.row([code(key), sentence(&capital(what))]);
@@ -39,7 +39,7 @@ pub(super) fn page() -> Result<String> {
         let known = GROUPS.iter().any(|(_, begin)| comment.starts_with(begin));
         ensure!(
             known,
-            "names.rs does not begin with who sets {key}: {comment}"
+            "names.rs does not begin with the setter of {key}: {comment}"
         );
     }
     Ok(page)

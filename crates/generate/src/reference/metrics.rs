@@ -16,16 +16,17 @@ const ALERTS: &str = include_str!("../../../../manifests/alerts/gpustow.rules.ya
 /// The page.
 pub(super) fn page(dashboard: &str) -> Result<String> {
     let intro = "A stable series is one that gpustow's alerts or its dashboard use: its name and its labels change only with a minor \
-                 version whose [notes](https://github.com/gpustow/gpustow/blob/main/CHANGELOG.md) say so. The others may change \
-                 with any version. A label without values gets them from the cluster. [Metrics](../metrics.md) says how to scrape \
+                 version whose [notes](https://github.com/gpustow/gpustow/blob/main/CHANGELOG.md) announce it. The others may change \
+                 with any version. A label without values gets them from the cluster. [Monitoring](../metrics.md) shows how to scrape \
                  and read them.";
-    let mut page = titled("Metrics", "the programs' registries", intro);
+    let title = "Metrics of extender and agent";
+    let mut page = titled(title, "the programs' registries", intro);
     let programs = [
         ("extender", gpustow::every_series()?),
         ("agent", gpustow_agent::metrics::every_series()?),
     ];
     for (program, families) in programs {
-        let mut table = Table::new(["metric", "type", "labels", "what it says", "stable"]);
+        let mut table = Table::new(["metric", "type", "labels", "meaning", "stable"]);
         for family in &families {
             let name = family.name();
             let used = |text: &str| {

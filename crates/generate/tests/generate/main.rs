@@ -1,6 +1,8 @@
 //! What the source tree promises: its rules, its words, its links, and that generated files are up to date.
 
+mod book;
 mod generated;
+mod habits;
 mod lines;
 mod links;
 mod prose;

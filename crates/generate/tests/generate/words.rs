@@ -31,7 +31,7 @@ pub(crate) const IN_NO_CODE: [&str; 6] =
     ["nobody", "somebody", "whoever", "whom", "anew", "in vain"];
 
 /// The crates whose texts users see.
-const CRATES: [&str; 11] = [
+pub(crate) const CRATES: [&str; 11] = [
     "agent",
     "api",
     "books",
@@ -46,7 +46,7 @@ const CRATES: [&str; 11] = [
 ];
 
 /// The files below a folder whose names end like this.
-fn below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -60,7 +60,7 @@ fn below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The string literals of a program, without what stands in braces.
-fn literals(source: &str) -> Vec<String> {
+pub(crate) fn literals(source: &str) -> Vec<String> {
     let product = source.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = product.lines();
     let lines = lines.filter(|line| !line.trim_start().starts_with("//"));

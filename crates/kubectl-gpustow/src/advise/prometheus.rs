@@ -47,7 +47,7 @@ const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Where Prometheus is, and what it is asked for.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Flags {
-    /// Advise containers with whole GPUs, by what this Prometheus server has from NVIDIA's dcgm-exporter
+    /// Advise containers with whole GPUs, by the series of NVIDIA's dcgm-exporter in this Prometheus server
     #[arg(long = "prometheus", value_name = "URL")]
     url: Option<Uri>,
     /// File with the bearer token that Prometheus wants

@@ -192,7 +192,7 @@ fn failed(cluster: &Cluster, gpu: &Gpu, view: &NodeView, card: &CardView, findin
             String::new(),
             match gpu.failed {
                 Some(_) => "drain the node, then reset or replace the GPU".to_owned(),
-                None => "remove the cause on the node: docs/gpu-nodes.md".to_owned(),
+                None => "remove the cause on the node: docs/troubleshooting.md".to_owned(),
             },
         ),
     };

@@ -108,7 +108,7 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
         }
     };
     if let Some(problem) = problem.filter(|_| patient) {
-        let fix = "does kube-scheduler call an extender? `kubectl describe pod` of one that waits says what it got";
+        let fix = "does kube-scheduler call an extender? `kubectl describe pod` of a waiting pod shows the answer";
         findings.add(Level::Error, "extender", problem, fix);
     }
 }

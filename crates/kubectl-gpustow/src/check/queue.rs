@@ -38,7 +38,7 @@ fn unseen(cluster: &Cluster, findings: &mut Findings) {
         findings.add(
             Level::Warning,
             format!("pod/{autoscaler}"),
-            "it looks like an autoscaler, which sees no queued pod and adds no node for it",
+            "it looks like an autoscaler, which does not see queued pods or add nodes for them",
             "set spec.provision.max of the GpustowConfig to 10: docs/autoscaling.md",
         );
     }

@@ -112,7 +112,7 @@ export function drawWaiting(waiting, words, ask) {
     cell.append(make("span", "", reason), " ", button);
     if (answers.has(pod)) {
       cell.append(make("pre", "", answers.get(pod)));
-      if (said) cell.append(make("p", "sub", `kube-scheduler said: ${said}`));
+      if (said) cell.append(make("p", "sub", `kube-scheduler's answer: ${said}`));
     }
     const all = group.length > 1 ? `${owner ?? `group ${gang}`} ×${group.length}` : pod;
     const name = make("div", "", all);
@@ -142,6 +142,6 @@ export function drawTeams(teams) {
   const line = (row, name, share) => [name, row.pods, row.waiting, memory(row.requested), memory(row.used), memory(row.idle), share];
   const rows = [...teams].sort((a, b) => b.requested - a.requested || natural(a.team, b.team));
   const heads = [["Namespace", "name"], ["Pods", "num"], ["Waiting", "num"], ["Requested", "num"], ["In use", "num"], ["Idle", "num"], ["Requested and in use"]];
-  $("teams").replaceChildren(table("What each namespace holds, uses and leaves idle", heads,
+  $("teams").replaceChildren(table("GPU memory that each namespace holds, uses and leaves idle", heads,
     [line(total, "All", ""), ...rows.map((row) => line(row, row.team, bar(row)))]));
 }

@@ -115,7 +115,7 @@ fn need(cluster: &Cluster, views: &[NodeView], pod: &PodFacts) -> String {
     let trial = try_pod(cluster, views, pod);
     let most = trial.refusals.iter().max_by_key(|(_, nodes)| **nodes);
     let why = match most {
-        _ if !trial.fits.is_empty() => "no GPU is left beside the others",
+        _ if !trial.fits.is_empty() => "the others leave no GPU for it",
         Some((reason, _)) => reason,
         None => "no node reports GPUs",
     };

@@ -81,9 +81,8 @@ pub(crate) fn fit(
     match said {
         Ok(pod) => Why {
             verdict: Verdict::Unknown,
-            summary:
-                "The API server would create it. Whether a GPU has memory for it cannot be said."
-                    .to_owned(),
+            summary: "The API server would create it. Whether a GPU has memory for it is unknown."
+                .to_owned(),
             ..of_own(cluster, facts, &pod)
         },
         Err(refusal) => refused(cluster, facts, refusal),

@@ -122,7 +122,7 @@ impl Why {
             writeln!(out, "\nNote: {}", printable(unknown))?;
         }
         if let Some(said) = &self.scheduler_said {
-            writeln!(out, "\nkube-scheduler said: {}", printable(said))?;
+            writeln!(out, "\nkube-scheduler's answer: {}", printable(said))?;
         }
         if let Some(left_out) = self.left_out {
             writeln!(out, "\nLeft out: {left_out}")?;

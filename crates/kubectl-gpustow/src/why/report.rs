@@ -23,7 +23,7 @@ pub(super) fn of(cluster: &Cluster, facts: &PodFacts, is_reserved: bool) -> Vec<
     all.map(|(cause, pursuit)| Means {
         means: cause.into(),
         does: match cause {
-            Cause::Reserve if is_reserved => "has reserved GPUs, as the Event says".to_owned(),
+            Cause::Reserve if is_reserved => "has reserved GPUs, as in the Event".to_owned(),
             _ => does(cluster, cause, &pursuit),
         },
     })
@@ -43,7 +43,7 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
         Pursuit::NotNow(why) => not_now(cause, *why),
         Pursuit::BackingOff(until) => {
             let left = until.saturating_sub(cluster.now).as_secs();
-            format!("pauses for {left} s, because what it tried was of no use")
+            format!("pauses for {left} s, because its attempts did not help")
         }
         Pursuit::WaitsFor { node, pods, until } => {
             let left = until.saturating_sub(cluster.now).as_secs();
@@ -54,7 +54,7 @@ fn does(cluster: &Cluster, cause: Cause, pursuit: &Pursuit) -> String {
             let pods = names(pods);
             match cause {
                 Cause::Reclaim => {
-                    format!("can reclaim on {node} what {pods} uses beyond its request")
+                    format!("can reclaim on {node} the memory that {pods} uses beyond its request")
                 }
                 Cause::Reserve => format!("can reserve GPUs of {node} until {pods} finishes"),
                 _ => format!("can evict {pods} from {node}"),

@@ -62,7 +62,7 @@ fn every_event_is_explained() -> Result<()> {
 
 #[test]
 fn every_error_that_kube_scheduler_quotes_is_explained() -> Result<()> {
-    let page = read("docs/events.md")?;
+    let page = read("docs/reference/messages.md")?;
     let mut found = 0;
     for path in [
         "src/epoch.rs",
@@ -94,7 +94,7 @@ fn every_error_that_kube_scheduler_quotes_is_explained() -> Result<()> {
 
 #[test]
 fn every_number_of_an_error_is_explained() -> Result<()> {
-    let page = read("docs/gpu-errors.md")?;
+    let page = read("docs/reference/messages.md")?;
     let table = page.lines().filter(|line| line.starts_with("| XID"));
     let known: BTreeSet<u64> = table
         .filter_map(|line| line.split('|').nth(1))

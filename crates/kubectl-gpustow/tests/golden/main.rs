@@ -289,7 +289,7 @@ async fn fit_answers_before_anything_is_created() -> Result<()> {
     for (file, said) in [
         (
             "no-gpu",
-            "no-gpu: no container asks for gpustow.dev/gpu-mem, so it fits wherever",
+            "no-gpu: no container asks for gpustow.dev/gpu-mem, so kube-scheduler alone",
         ),
         (
             "annotated",

@@ -258,7 +258,7 @@ async fn minutes_in_which_pods_share_a_gpu_count_for_none_of_them() -> Result<()
     for row in rows {
         assert_eq!(
             row["notes"][0],
-            "shares its GPU, of which dcgm-exporter tells the sum"
+            "shares its GPU, of which dcgm-exporter reports the sum"
         );
         assert_eq!(row["patch"], Value::Null);
     }

@@ -243,7 +243,7 @@ async fn pod_of_a_gang_is_told_which_of_it_fit_and_what_the_others_need() -> Res
             &[
                 "but only 2 of the 3 pods that its group ops/training needs fit at the same time.",
                 "Group ops/training needs 3 pods at the same time; 2 fit: 2 fit on two: ops/",
-                "1 need main: 9.8Gi: no GPU is left beside the others: ops/",
+                "1 need main: 9.8Gi: the others leave no GPU for it: ops/",
             ],
         ),
         // The pod itself does not fit, and the others do.
@@ -274,7 +274,7 @@ async fn pod_of_a_gang_is_told_which_of_it_fit_and_what_the_others_need() -> Res
             Some(2),
             &three,
             10_000,
-            &["on 1 of 1 GPU nodes; the best is two, but kube-scheduler says"],
+            &["on 1 of 1 GPU nodes; the best is two, but kube-scheduler reports"],
         ),
         (
             Some(9),

@@ -110,10 +110,10 @@ async fn a_policy_that_holds_less_is_told_and_a_later_one_is_not_open() {
     for (policy, version, binding, expected) in [
         (None, VERSION, Some(binding.clone()), Some("is missing".to_owned())),
         (as_is(), VERSION, None, Some("has no binding".to_owned())),
-        (as_is(), VERSION, bound("validationActions", json!(["Warn", "Audit"])), Some("does not deny: its binding says otherwise".to_owned())),
-        (as_is(), VERSION, bound("policyName", json!("another")), Some("does not deny: its binding says otherwise".to_owned())),
+        (as_is(), VERSION, bound("validationActions", json!(["Warn", "Audit"])), Some("does not deny: its binding differs".to_owned())),
+        (as_is(), VERSION, bound("policyName", json!("another")), Some("does not deny: its binding differs".to_owned())),
         (as_is(), VERSION, bound("matchResources", narrow), Some("is narrowed by its binding".to_owned())),
-        (Some(ignores), VERSION, Some(binding.clone()), Some("lets pass what it cannot judge: failurePolicy is Ignore".to_owned())),
+        (Some(ignores), VERSION, Some(binding.clone()), Some("passes pods that it cannot judge: failurePolicy is Ignore".to_owned())),
         (Some(gutted), VERSION, Some(binding.clone()), differs("spec.validations")),
         (Some(more), VERSION, Some(binding.clone()), differs("spec.matchConstraints.excludeResourceRules")),
         (Some(rewritten.clone()), VERSION, Some(binding.clone()), differs("spec.validations[1].expression")),

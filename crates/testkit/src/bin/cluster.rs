@@ -272,7 +272,7 @@ The cluster is ready: {} nodes with simulated GPUs. In another terminal, from an
 A tour:
 
   kubectl apply -f {examples}/
-      # ten pods, each on the GPU that leaves the most useful room; this terminal says where
+      # eleven pods, each on the GPU that leaves the most useful room; this terminal shows where
   kubectl gpustow gpus
       # requested against in use: programs take 60, 100, 35 or 115 % of their request, every fifth none
 {}

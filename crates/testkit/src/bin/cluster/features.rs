@@ -51,7 +51,7 @@ impl Feature {
                 FILL,
                 (
                     "kubectl scale deployment triton --replicas=203; sleep 3; kubectl get pods | grep SchedulingGated",
-                    "while pods wait, new ones are queued; kubectl gpustow why POD says at which position",
+                    "while pods wait, new ones are queued; kubectl gpustow why POD shows the position",
                 ),
             ],
             Self::Reclaim => &[
@@ -124,7 +124,7 @@ pub(crate) fn tour(features: &[Feature], examples: &str) -> String {
     let parts: String = parts.collect();
     let status = (
         "kubectl describe gpustowconfig gpustow",
-        "says of each feature whether it works",
+        "shows of each feature whether it works",
     );
     format!("{parts}\n{}", lines(&[status]))
 }
@@ -133,7 +133,7 @@ pub(crate) fn tour(features: &[Feature], examples: &str) -> String {
 const ALWAYS: [(&str, &str); 3] = [
     (
         "kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton",
-        "more than fit: what the next one lacks, on which GPU, and which pods must finish first",
+        "more than fit: the missing memory of the next one, on which GPU, and which pods must finish first",
     ),
     (
         "kubectl gpustow check",
