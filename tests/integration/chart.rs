@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpustowConfig, names};
+use serde_json::Value;
 
 use crate::helm::{chart, helm, objects, template};
 
@@ -59,6 +60,42 @@ async fn chart_renders_what_the_programs_start_with_and_refuses_the_rest() -> Re
         let refused = refused.with_context(|| format!("{set:?} renders"))?;
         ensure!(refused.to_string().contains(said), "{set:?}: {refused}");
     }
+    Ok(())
+}
+
+/// The value below `path` of this object.
+async fn set_to(sets: &str, object: &str, path: &str) -> Result<Value> {
+    let made = objects(&template("1.36.3", &[sets]).await?)?;
+    let object = made.get(object).with_context(|| format!("no {object}"))?;
+    Ok(object.pointer(path).cloned().unwrap_or_default())
+}
+
+#[tokio::test]
+async fn agents_and_monitors_get_what_the_values_say() -> Result<()> {
+    const AGENT: &str = r#"DaemonSet "gpustow-system" "gpustow-agent""#;
+    const MONITOR: &str = r#"PodMonitor "gpustow-system" "gpustow-agent""#;
+    let sets = "--set=agent.toolkitLimits=true,agent.headroomMiB=256,agent.seeInstances=true";
+    let container = set_to(sets, AGENT, "/spec/template/spec/containers/0").await?;
+    for part in [
+        "--toolkit-limits",
+        "--headroom-mib=256",
+        "SYS_ADMIN",
+        "NVIDIA_MIG_MONITOR_DEVICES",
+    ] {
+        ensure!(container.to_string().contains(part), "{part}: {container}");
+    }
+    let words = serde_json::from_value::<Vec<String>>(container["args"].clone())?;
+    let words = std::iter::once("gpustow-agent".to_owned()).chain(words);
+    gpustow_agent::Args::try_parse_from(words)?;
+    let sets = "--set=monitoring.enabled=true,monitoring.interval=15s,monitoring.labels.release=p";
+    let labels = set_to(sets, MONITOR, "/metadata/labels/release").await?;
+    let interval = set_to(sets, MONITOR, "/spec/podMetricsEndpoints/0/interval").await?;
+    ensure!((labels == "p") && (interval == "15s"), "{labels} {interval}");
+    let dashboard = r#"ConfigMap "gpustow-system" "gpustow-dashboard""#;
+    let board = set_to("--set=monitoring.dashboard=true", dashboard, "/data/gpustow.json");
+    let board = board.await?;
+    let board: Value = serde_json::from_str(board.as_str().context("no text")?)?;
+    ensure!(board["panels"].is_array(), "{board}");
     Ok(())
 }
 

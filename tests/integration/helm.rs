@@ -129,6 +129,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=agent.mps=true,agent.mpsDaemon=true"],
             "overlays/mps-daemon",
         ),
+        (
+            "1.36.3",
+            &["--set=metrics.secure=true,monitoring.enabled=true"],
+            "overlays/monitored",
+        ),
         ("1.36.3", &[QUEUE], "overlays/queue"),
         ("1.34.1", &[QUEUE, &same], "overlays/queue"),
     ] {

@@ -16,6 +16,7 @@
 {{- if ne (include "gpustow.queue" .) "Off" }}{{- $files = concat $files (list "queue/rbac.yaml" "queue/policy.yaml") }}{{- end }}
 {{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
 {{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
+{{- if .Values.metrics.secure }}{{- $files = append $files "metrics-auth/rbac.yaml" }}{{- end }}
 {{- if .Values.monitoring.enabled }}{{- $files = concat $files (list "monitoring/podmonitors.yaml" "monitoring/rules.yaml") }}{{- end }}
 {{- toJson $files }}
 {{- end }}
@@ -52,6 +53,10 @@
 {{- $_ := set $extender "volumeMounts" (list (dict "name" "webhook-tls" "mountPath" "/etc/gpustow-webhook" "readOnly" true)) }}
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
 {{- end }}
+{{- if $values.metrics.secure }}
+{{- $args = concat $args (list "--metrics-tls=/etc/gpustow-tls" "--metrics-auth") }}
+{{- include "gpustow.secure" (dict "template" $object.spec.template "container" $extender) }}
+{{- end }}
 {{- include "gpustow.once" (dict "value" "extender.extraArgs" "args" (concat $extender.args $args) "extra" $values.extender.extraArgs) }}
 {{- $args = concat $args $values.extender.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}
@@ -71,6 +76,8 @@
 {{- $args = prepend $args "--set-limits" }}
 {{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
+{{- if $values.agent.toolkitLimits }}{{- $args = prepend $args "--toolkit-limits" }}{{- end }}
+{{- with $values.agent.headroomMiB }}{{- $args = prepend $args (printf "--headroom-mib=%d" (int .)) }}{{- end }}
 {{- if or $values.agent.setLimits $values.agent.makeInstances }}
 {{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
 {{- $_ := set $agent.securityContext "privileged" true }}
@@ -84,6 +91,12 @@
 {{- include "gpustow.hostPath" (dict "spec" $spec "name" "etc-cdi" "path" "/etc/cdi" "readOnly" true) }}
 {{- include "gpustow.hostPath" (dict "spec" $spec "name" "instances" "path" "/run/gpustow/instances") }}
 {{- end }}
+{{- if and $values.agent.seeInstances (not $values.agent.makeInstances) }}
+{{- $extra = list (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}
+{{- $capabilities := $agent.securityContext.capabilities }}
+{{- $_ := set $capabilities "add" (append ($capabilities.add | default list) "SYS_ADMIN") }}
+{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
+{{- end }}
 {{- if $values.agent.mps }}
 {{- $args = prepend $args "--mps" }}
 {{- include "gpustow.hostPath" (dict "spec" $spec "name" "mps" "path" "/run/gpustow/mps/pipe" "readOnly" true) }}
@@ -96,6 +109,10 @@
 {{- include "gpustow.container" (dict "root" $root "container" $daemon "image" $values.agent.image "tag" $root.Chart.AppVersion) }}
 {{- $_ := set $spec "containers" (append $spec.containers $daemon) }}
 {{- end }}
+{{- if $values.metrics.secure }}
+{{- $args = concat $args (list "--metrics-tls=/etc/gpustow-tls" "--metrics-auth") }}
+{{- include "gpustow.secure" (dict "template" $object.spec.template "container" $agent) }}
+{{- end }}
 {{- include "gpustow.once" (dict "value" "agent.extraArgs" "args" (concat $agent.args $args) "extra" $values.agent.extraArgs) }}
 {{- $args = concat $args $values.agent.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
@@ -103,6 +120,18 @@
 {{- else if eq $what "Deployment/gpustow-page" }}
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" dict) }}
 {{- include "gpustow.container" (dict "root" $root "container" (first $object.spec.template.spec.containers) "image" $values.page.image "tag" $root.Chart.AppVersion) }}
+{{- else if has $object.kind (list "PodMonitor" "PrometheusRule") }}
+{{- with $values.monitoring.labels }}
+{{- $_ := set $object.metadata "labels" (mergeOverwrite (deepCopy .) (get $object.metadata "labels" | default dict)) }}
+{{- end }}
+{{- range $endpoint := $object.spec.podMetricsEndpoints }}
+{{- with $values.monitoring.interval }}{{- $_ := set $endpoint "interval" . }}{{- end }}
+{{- if $values.metrics.secure }}
+{{- $_ := set $endpoint "scheme" "https" }}
+{{- $_ := set $endpoint "tlsConfig" (dict "ca" (dict "secret" (dict "name" "gpustow-metrics-tls" "key" "ca.crt")) "serverName" "gpustow-metrics.gpustow-system.svc") }}
+{{- $_ := set $endpoint "authorization" (dict "credentials" (dict "name" "gpustow-metrics-reader" "key" "token")) }}
+{{- end }}
+{{- end }}
 {{- else if eq $object.kind "CustomResourceDefinition" }}
 {{- $_ := set $object.metadata "annotations" (set ($object.metadata.annotations | default dict) "helm.sh/resource-policy" "keep") }}
 {{- else if eq $object.kind "MutatingWebhookConfiguration" }}
@@ -114,6 +143,17 @@
 {{- end }}
 {{- end }}
 {{- toYaml $object }}
+{{- end }}
+
+{{/* dict template container: serves its metrics and health over TLS, as manifests/metrics-auth has it. */}}
+{{- define "gpustow.secure" -}}
+{{- range $probe := list "startupProbe" "readinessProbe" "livenessProbe" }}
+{{- with get $.container $probe }}{{- $_ := set .httpGet "scheme" "HTTPS" }}{{- end }}
+{{- end }}
+{{- $mount := dict "name" "tls" "mountPath" "/etc/gpustow-tls" "readOnly" true }}
+{{- $_ := set .container "volumeMounts" (append (.container.volumeMounts | default list) $mount) }}
+{{- $_ := set .template.spec "volumes" (append .template.spec.volumes (dict "name" "tls" "secret" (dict "secretName" "gpustow-metrics-tls"))) }}
+{{- $_ := set .template.metadata.annotations "prometheus.io/scheme" "https" }}
 {{- end }}
 
 {{/* dict spec name path readOnly: mounts a directory of the node into the first container. */}}
