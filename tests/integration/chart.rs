@@ -85,6 +85,7 @@ async fn agents_and_monitors_get_what_the_values_say() -> Result<()> {
         ensure!(container.to_string().contains(part), "{part}: {container}");
     }
     let words = serde_json::from_value::<Vec<String>>(container["args"].clone())?;
+    let words = words.into_iter().chain(["--node-name=n".to_owned()]);
     let words = std::iter::once("gpustow-agent".to_owned()).chain(words);
     gpustow_agent::Args::try_parse_from(words)?;
     let sets = "--set=monitoring.enabled=true,monitoring.interval=15s,monitoring.labels.release=p";

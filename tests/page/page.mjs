@@ -298,7 +298,7 @@ const cases = {
       Object.assign(gpu, { healthy: true, reason: undefined, unmanagedMiB: 0, pods: [] });
       status.heartbeat = new Date().toISOString();
       if (name === "gpu-0001") Object.assign(gpu, { healthy: false, reason: "XID 79" });
-      else made.items.push(pod("ads", `all-${name}`, gpu.totalMiB / 2, { node: name, uuid: gpu.uuid }));
+      else made.items.push(pod("ads", `all-${name}`, Math.floor(gpu.totalMiB / 2), { node: name, uuid: gpu.uuid }));
     }
     const { url } = await serve(made);
     const page = await open(url);
@@ -455,7 +455,7 @@ async function paint(nodes) {
   assert.equal(await page.locator("section.node").count(), nodes);
   const last = page.locator("section.node").last();
   await last.scrollIntoViewIfNeeded();
-  await last.locator(".gpu").nth(7).waitFor();
+  await last.locator(".gpu, button").first().waitFor();
   const painted = await page.evaluate(() => Math.round(window.painted));
   console.log(`      ${nodes} nodes: painted ${painted} ms after the first event was read`);
   await context.close();

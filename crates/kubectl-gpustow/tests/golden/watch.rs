@@ -29,13 +29,16 @@ impl Write for Printed {
 }
 
 impl Printed {
+    fn text(&self) -> Result<String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(String::from_utf8(all.clone())?)
+    }
+
     /// All of it, once it has this text.
     async fn with(&self, wanted: &str) -> Result<String> {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
-            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let text = String::from_utf8(all.clone())?;
-            drop(all);
+            let text = self.text()?;
             if text.contains(wanted) {
                 return Ok(text);
             }
