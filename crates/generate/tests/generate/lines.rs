@@ -20,7 +20,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ),
     ("extender", &["."], 8_205),
     ("testkit", &["crates/testkit"], 6_698),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_249),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_261),
     ("agent", &["crates/agent"], 5_681),
     ("api", &["crates/api"], 4_418),
     ("sim", &["crates/sim"], 4_088),
