@@ -3,6 +3,7 @@
 
 mod allowance;
 pub mod assignment;
+pub mod claim;
 pub mod config;
 mod disruption_budget;
 pub mod events;
