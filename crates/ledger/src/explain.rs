@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
 use gpustow_api::intree::{self, Constraints};
 use gpustow_pack::{Choice, Mib, Refusal, Starts};
 
 use crate::Ledger;
+use crate::books::Node;
 use crate::budget::Budget;
 use crate::known::Known;
 use crate::reason::Reason;
@@ -77,24 +79,25 @@ impl Known<'_> {
     /// What people are told where the node does not take the pod for this reason.
     pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
         match reason {
-            Reason::Fit(Refusal::Unhealthy) if self.ends_with_uncordon(pod, name) => {
-                Reason::Cordoned
-            }
+            Reason::Fit(Refusal::Unhealthy) => self
+                .barred(pod, name)
+                .unwrap_or_else(|| self.refused_because(&pod.uid, name, reason)),
             other => self.refused_because(&pod.uid, name, other),
         }
     }
 
-    /// Would the pod fit if no GPU of the node were cordoned?
-    fn ends_with_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
-        let Some(node) = self.books.node(name) else {
-            return false;
+    /// What keeps the pod from the node, if it would fit with no GPU cordoned, and none left to claims.
+    fn barred(&self, pod: &PodFacts, name: &str) -> Option<Reason> {
+        let node = self.books.node(name)?;
+        let any = |bars: fn(&Node, &Gpu) -> bool| node.gpus().iter().any(|gpu| bars(node, gpu));
+        let reason = match any(Node::cordons) {
+            true => Reason::Cordoned,
+            false if any(Node::leaves) => Reason::Claimed,
+            false => return None,
         };
-        if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
-            return false;
-        }
         let mut trial = self.trial().keeping_nothing();
         trial.uncordon(name, pod);
         let all = &mut Budget::all();
-        trial.fits(pod, name, Host::Beside, all) == Some(true)
+        (trial.fits(pod, name, Host::Beside, all) == Some(true)).then_some(reason)
     }
 }

@@ -180,10 +180,13 @@ impl Ledger {
 
     /// These pods, as they are here, could not be fenced when the epoch began. The call comes once the
     /// ledger has all that was written to pods before that, and before the first decision. What an
-    /// earlier epoch withheld is given back.
+    /// earlier epoch withheld is given back, and what it opened is closed.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
         let change = self.parts.books.withhold(pods);
         self.follow(change);
+        for node in self.node_names() {
+            self.open(&node, []);
+        }
     }
 
     /// How many pods could not be fenced.
