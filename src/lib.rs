@@ -12,6 +12,7 @@ mod certificate;
 #[cfg(not(feature = "tls"))]
 #[path = "no_certificate.rs"]
 mod certificate;
+mod claims;
 mod config;
 mod decode;
 mod disruptions;
@@ -200,6 +201,7 @@ impl Extender {
         spawn.spawn("marks", disruptions::marks::run(app.clone()));
         spawn.spawn("disruptions", disruptions::run(app.clone()));
         spawn.spawn("provision", provision::run(app.clone()));
+        spawn.spawn("claims", claims::run(app.clone()));
         spawn.spawn("history", history::run(app.clone()));
         spawn.spawn("status", config::status::run(app.clone()));
     }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use gpustow_pack::Mib;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::quantity;
+use crate::{names, quantity};
 
 /// As many results of a claim are read; the API server allows 32.
 const MAX_RESULTS: usize = 256;
@@ -102,11 +102,140 @@ pub fn published(slice: &Value) -> impl Iterator<Item = (Device, Vec<String>)> {
     })
 }
 
+/// The API group of claims, slices and rules.
+pub const GROUP: &str = "resource.k8s.io";
+/// The versions in which API servers may serve DeviceTaintRules, the best first.
+pub const RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+
+/// A DeviceTaintRule of the extender: it keeps claims off one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub version: String,
+    /// The last leader that saw kube-scheduler respect it; none as long as no leader has.
+    pub epoch: Option<u64>,
+    /// It is being deleted, and has an effect until its finalizer is gone.
+    pub terminating: bool,
+    /// Its device; none if it is not as the extender writes it.
+    pub device: Option<Device>,
+    /// The node of the GPU that the device is, or is a part of.
+    pub node: String,
+    /// The UUID of that GPU.
+    pub gpu: String,
+}
+
+impl Rule {
+    /// Reads one.
+    #[must_use]
+    pub fn of(rule: &Value) -> Self {
+        let meta = &rule["metadata"];
+        let noted = |key: &str| text(&meta["annotations"][key]);
+        let selector = &rule["spec"]["deviceSelector"];
+        let device = Device {
+            driver: text(&selector["driver"]),
+            pool: text(&selector["pool"]),
+            name: text(&selector["device"]),
+        };
+        let taint = &rule["spec"]["taint"];
+        let fields = selector.as_object().map_or(0, serde_json::Map::len);
+        let is_ours =
+            taint["key"] == names::CLAIMS_FENCE && taint["effect"] == EFFECT && fields == 3;
+        Self {
+            name: text(&meta["name"]),
+            uid: text(&meta["uid"]),
+            version: text(&meta["resourceVersion"]),
+            epoch: noted(names::EPOCH).parse().ok(),
+            terminating: meta["deletionTimestamp"].is_string(),
+            device: Some(device).filter(|device| is_ours && device.is_named()),
+            node: noted(names::FENCED_NODE),
+            gpu: noted(names::FENCED_GPU),
+        }
+    }
+
+    /// The rule for a device, as it is created. None if a part of the device's name is missing: a rule without it would keep
+    /// claims off other devices too.
+    #[must_use]
+    pub fn object(version: &str, device: &Device, node: &str, gpu: &str) -> Option<Value> {
+        device.is_named().then(|| {
+            json!({
+                "apiVersion": format!("{GROUP}/{version}"),
+                "kind": "DeviceTaintRule",
+                "metadata": {
+                    "generateName": "gpustow-",
+                    "labels": { names::CLAIMS_FENCE: "true" },
+                    "finalizers": [names::CLAIMS_FENCE],
+                    "annotations": { names::FENCED_NODE: node, names::FENCED_GPU: gpu },
+                },
+                "spec": {
+                    "deviceSelector": { "driver": device.driver, "pool": device.pool, "device": device.name },
+                    "taint": { "key": names::CLAIMS_FENCE, "effect": EFFECT },
+                },
+            })
+        })
+    }
+}
+
+/// The effect of the rules: claims that are allocated stay.
+const EFFECT: &str = "NoSchedule";
+
+impl Device {
+    /// Has each part a name?
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        ![&self.driver, &self.pool, &self.name].contains(&&String::new())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+
+    /// A rule without one of the three keeps claims off devices of the whole cluster.
+    #[test]
+    fn rule_names_driver_pool_and_device_or_there_is_none() {
+        let device = |driver: &str, pool: &str, name: &str| Device {
+            driver: driver.to_owned(),
+            pool: pool.to_owned(),
+            name: name.to_owned(),
+        };
+        for missing in [
+            device("", "p", "n"),
+            device("d", "", "n"),
+            device("d", "p", ""),
+        ] {
+            assert_eq!(Rule::object("v1", &missing, "node", "GPU-0"), None);
+        }
+        let whole = device("d", "p", "n");
+        let object = Rule::object("v1", &whole, "node", "GPU-0").unwrap();
+        assert_eq!(Rule::of(&object).device, Some(whole));
+        for change in [
+            json!({ "deviceSelector": null }),
+            json!({ "deviceSelector": { "driver": null } }),
+            json!({ "deviceSelector": { "pool": null } }),
+            json!({ "deviceSelector": { "device": null } }),
+            json!({ "deviceSelector": { "deviceClassName": "c" } }),
+            json!({ "taint": { "effect": "NoExecute" } }),
+            json!({ "taint": { "key": "other" } }),
+        ] {
+            let mut changed = object.clone();
+            let patch = json!({ "spec": change });
+            merge(&mut changed, &patch);
+            assert_eq!(Rule::of(&changed).device, None, "{patch}");
+        }
+    }
+
+    fn merge(into: &mut Value, patch: &Value) {
+        for (key, value) in patch.as_object().unwrap() {
+            match value {
+                Value::Object(_) => merge(&mut into[key], value),
+                _ => into[key] = value.clone(),
+            }
+        }
+    }
 
     fn claim(results: Vec<Value>) -> Value {
         json!({ "status": { "allocation": { "devices": { "results": results } } } })
