@@ -60,16 +60,18 @@ impl Releases {
         self.tried
             .retain(|uid, (_, last)| waits(uid) && now.duration_since(*last) < AGAIN);
         let tried = &mut self.tried;
+        let is_free = |gpu: &Name| free.get(&gpu.0).is_some_and(|gpus| gpus.contains(gpu));
         self.all.retain(|it| {
+            // If a claim has one of them, and it is another pod's, this pod is next again.
+            let holds = waits(&it.pod) && it.gpus.iter().all(is_free);
             let over = now.duration_since(it.since) >= PATIENCE;
-            if over && waits(&it.pod) {
-                let (nodes, last) = tried
-                    .entry(it.pod.clone())
-                    .or_insert_with(|| (HashSet::new(), now));
+            if holds && over {
+                let of_pod = tried.entry(it.pod.clone());
+                let (nodes, last) = of_pod.or_insert_with(|| (HashSet::new(), now));
                 nodes.insert(it.node.clone());
                 *last = now;
             }
-            !over && waits(&it.pod)
+            holds && !over
         });
         let is_early = |last: Instant| now.duration_since(last) < GAP;
         if self.last.is_some_and(is_early) {
@@ -152,6 +154,18 @@ mod tests {
         assert_eq!(nodes(&releases), [("b".to_owned(), 2)]);
         releases.look(&[], &free, at(101));
         assert_eq!(nodes(&releases), []);
+    }
+
+    #[test]
+    fn a_pod_whose_gpu_another_one_took_is_next_again() {
+        let (mut releases, start) = (Releases::default(), Instant::now());
+        let pods = waits(&[("p", 1)]);
+        releases.look(&pods, &free(&[("a", 1), ("b", 1)]), start);
+        assert_eq!(nodes(&releases), [("a".to_owned(), 1)]);
+        let later = start + GAP;
+        releases.look(&pods, &free(&[("b", 1)]), later);
+        assert_eq!(nodes(&releases), [("b".to_owned(), 1)]);
+        assert!(releases.tried.is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ const STEPS: u64 = 400;
 const PACE: Duration = Duration::from_millis(120);
 /// Claims and pods at a time, at most. Claims share a GPU for as long as one is there: with more of them pods get none.
 const CLAIMS: usize = 4;
-const PODS: usize = 12;
+const PODS: usize = 6;
 const NODES: [(&str, usize); 2] = [("a", 4), ("b", 2)];
 
 fn setting(name: &str, default: u64) -> Result<u64> {

@@ -3,7 +3,6 @@
 use gpustow_ledger::{Config, Ledger, Reason};
 use gpustow_pack::Refusal;
 
-use crate::act::Act as _;
 use crate::build::{ask, at, bound, choose, ledger, pod};
 
 /// A node with two GPUs, whose fence is on.
