@@ -13,7 +13,7 @@ use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
 use crate::webhook::WebhookArgs;
 
-/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all has an environment variable. The
+/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all and --unfence-all has an environment variable. The
 /// GpustowConfig named gpustow holds what applies to the whole cluster
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]
@@ -93,6 +93,10 @@ pub struct Args {
     /// Remove gpustow's scheduling gate from every pod, and exit: run this before you uninstall gpustow
     #[arg(help_heading = "Uninstalling", long)]
     pub ungate_all: bool,
+
+    /// Remove every DeviceTaintRule of gpustow, and exit: run this before you uninstall gpustow
+    #[arg(help_heading = "Uninstalling", long)]
+    pub unfence_all: bool,
 }
 
 /// Namespace and name of a Lease.

@@ -8,6 +8,7 @@
 mod plan;
 mod release;
 mod seen;
+mod store;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,29 +16,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use gpustow_api::claim::{self, Consumed, Device, GROUP, RULE_VERSIONS, Rule};
-use gpustow_api::names;
+use gpustow_api::claim::{Consumed, Device, Rule};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{
-    DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
-};
-use kube::{Api, Client, ResourceExt as _};
-use serde_json::json;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
 use tokio::time::Instant;
 
 use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::leading::while_leading;
-use plan::{Gpu, Name, Step, World};
+use plan::{Gpu, Step, World, by_device, free, orphans};
 use release::{Releases, Waiting};
-use seen::{Claim, Watched, resource};
+use seen::{Claim, Watched};
+pub(crate) use store::unfence_all;
+use store::{classes, listed, remove_all, rules, served, write};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);
 /// kube-scheduler heeds a rule after so long, and has written what it allocated before.
 const SETTLES: Duration = Duration::from_secs(5);
-/// Before the API server is asked again whether it serves DeviceTaintRules, and for rules where the fence is off.
-const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// Before the API server is asked again whether it serves DeviceTaintRules.
+const ASK_AGAIN: Duration = Duration::from_secs(3);
+/// Before the DeviceClasses are read again.
+const CLASSES_AGAIN: Duration = Duration::from_secs(30);
 /// Before a write that was not seen to have an effect is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// After a failure.
@@ -85,8 +86,6 @@ struct Known {
     watched: Option<Watched>,
     /// After a failure, until when nothing is tried.
     rests: Option<Instant>,
-    /// The fence is off, as far as is known.
-    off: bool,
     /// When the API server is asked again for what it lacked.
     next: Option<Instant>,
     /// The fence is off, and no rule is left.
@@ -113,12 +112,9 @@ impl Known {
         }
         if !current.spec.claims.fence {
             app.unserved.0.store(false, Ordering::Relaxed);
-            return self.clear(app, epoch).await;
+            return self.clear(app).await;
         }
         self.cleared = false;
-        if std::mem::take(&mut self.off) {
-            self.next = None;
-        }
         if self.watched.is_none() {
             if self.next.is_some_and(|next| Instant::now() < next) {
                 return Ok(());
@@ -131,7 +127,7 @@ impl Known {
                 );
             }
             let Some(version) = version else {
-                self.next = Some(Instant::now() + ASK_AGAIN / 10);
+                self.next = Some(Instant::now() + ASK_AGAIN);
                 open_all(app);
                 return Ok(());
             };
@@ -142,36 +138,13 @@ impl Known {
     }
 
     /// Removes every rule, where the fence is off.
-    async fn clear(&mut self, app: &App, epoch: u64) -> Result<(), AskError> {
+    async fn clear(&mut self, app: &App) -> Result<(), AskError> {
         self.watched = None;
-        self.off = true;
-        if self.cleared || self.next.is_some_and(|next| Instant::now() < next) {
-            return Ok(());
-        }
-        self.next = Some(Instant::now() + ASK_AGAIN);
-        let Some(version) = served(&app.client).await? else {
-            return Ok(());
-        };
-        let api = rules(&app.client, version);
-        let labelled = ListParams::default().labels(names::CLAIMS_FENCE);
-        let left = match within(LIST_TIMEOUT, api.list(&labelled)).await {
+        if !self.cleared {
+            let left = remove_all(&app.client).await;
             // Without its role it has never made one.
-            Err(error) if error.status() == Some(403) => return Ok(()),
-            left => left?,
-        };
-        self.cleared = left.items.is_empty();
-        self.next = self.next.filter(|_| self.cleared);
-        if self.cleared || app.epoch.confirm(epoch).await.is_err() {
-            return Ok(());
-        }
-        let api = &api;
-        let left = left.items.iter().map(rule_of).collect::<Vec<_>>();
-        let removals = left
-            .into_iter()
-            .map(|rule| async move { remove(api, &rule).await });
-        let mut removals = stream::iter(removals).buffer_unordered(WIDTH);
-        while let Some(removed) = removals.next().await {
-            removed?;
+            let forbidden = |error: &AskError| error.status() == Some(403);
+            self.cleared = left.as_ref().is_err_and(forbidden) || left? == 0;
         }
         Ok(())
     }
@@ -257,10 +230,11 @@ impl Known {
     /// The UIDs of rules that no leader has stamped and that have been there for long enough.
     fn settled(&mut self, rules: &[Rule], now: Instant) -> Vec<String> {
         let new = rules.iter().filter(|rule| rule.epoch.is_none());
-        let since = |rule: &Rule| *self.since.entry(rule.uid.clone()).or_insert(now);
-        let ages = new.map(since_of(since, now));
-        let settled = ages.filter(|(age, _)| *age >= SETTLES);
-        settled.map(|(_, uid)| uid).collect()
+        let settled = new.filter(|rule| {
+            let since = *self.since.entry(rule.uid.clone()).or_insert(now);
+            now.duration_since(since) >= SETTLES
+        });
+        settled.map(|rule| rule.uid.clone()).collect()
     }
 
     /// Pods whose claims wait for devices like ours, in the order of their creation.
@@ -281,7 +255,7 @@ impl Known {
         if let Some((_, pods)) = known.filter(|(at, _)| at.elapsed() < PODS_AGAIN) {
             return Ok(pods.clone());
         }
-        let fresh = |(at, _): &(Instant, _)| at.elapsed() < ASK_AGAIN;
+        let fresh = |(at, _): &(Instant, _)| at.elapsed() < CLASSES_AGAIN;
         if !self.classes.as_ref().is_some_and(fresh) {
             self.classes = Some((Instant::now(), classes(&app.client).await?));
         }
@@ -390,13 +364,6 @@ impl Known {
     }
 }
 
-fn since_of(
-    mut since: impl FnMut(&Rule) -> Instant,
-    now: Instant,
-) -> impl FnMut(&Rule) -> (Duration, String) {
-    move |rule| (now.duration_since(since(rule)), rule.uid.clone())
-}
-
 /// What a write is for: not the same twice before its effect is seen.
 fn key(step: &Step) -> String {
     match step {
@@ -404,38 +371,6 @@ fn key(step: &Step) -> String {
         Step::Stamp(rule) => format!("stamp {} {}", rule.uid, rule.version),
         Step::Remove(rule) => format!("remove {}", rule.uid),
     }
-}
-
-fn rules(client: &Client, version: &str) -> Api<DynamicObject> {
-    Api::all_with(client.clone(), &resource(version, "DeviceTaintRule"))
-}
-
-fn rule_of(object: &DynamicObject) -> Rule {
-    let mut value = object.data.clone();
-    value["metadata"] = serde_json::to_value(&object.metadata).unwrap_or_default();
-    Rule::of(&value)
-}
-
-/// In which version DeviceTaintRules are served, if at all.
-async fn served(client: &Client) -> Result<Option<&'static str>, AskError> {
-    for version in RULE_VERSIONS {
-        let version_of_group = format!("{GROUP}/{version}");
-        let served = client.list_api_group_resources(&version_of_group);
-        match within(TIMEOUT, served).await {
-            Ok(list)
-                if list
-                    .resources
-                    .iter()
-                    .any(|it| it.name == "devicetaintrules") =>
-            {
-                return Ok(Some(version));
-            }
-            Ok(_) => {}
-            Err(error) if error.status() == Some(404) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(None)
 }
 
 /// Pods may get every GPU: there is no fence.
@@ -476,16 +411,6 @@ fn gpus_of(app: &App, names: &[Arc<str>]) -> Vec<Gpu> {
     gpus
 }
 
-fn by_device(rules: &[Rule]) -> HashMap<Device, Vec<&Rule>> {
-    let mut by_device: HashMap<Device, Vec<&Rule>> = HashMap::new();
-    for rule in rules {
-        if let Some(device) = &rule.device {
-            by_device.entry(device.clone()).or_default().push(rule);
-        }
-    }
-    by_device
-}
-
 fn consumed<'c>(claims: impl Iterator<Item = &'c Claim>) -> HashMap<Device, Consumed> {
     let mut all: HashMap<Device, Consumed> = HashMap::new();
     for (device, consumed) in claims.flat_map(|claim| &claim.consumed) {
@@ -493,30 +418,6 @@ fn consumed<'c>(claims: impl Iterator<Item = &'c Claim>) -> HashMap<Device, Cons
         *sum = sum.and(*consumed);
     }
     all
-}
-
-/// What claims consume, by the API server's own answer of now.
-async fn listed(client: &Client) -> Result<HashMap<Device, Consumed>, AskError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource("v1", "ResourceClaim"));
-    let claims = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
-    let claims: Vec<Claim> = claims.items.iter().map(|it| Claim::of(&it.data)).collect();
-    Ok(consumed(claims.iter()))
-}
-
-/// The DeviceClasses, each with what it selects; an empty text stands for everything.
-async fn classes(client: &Client) -> Result<HashMap<String, String>, AskError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource("v1", "DeviceClass"));
-    let classes = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
-    let of = |class: DynamicObject| {
-        let selectors = &class.data["spec"]["selectors"];
-        let text = if selectors.is_array() {
-            selectors.to_string()
-        } else {
-            String::new()
-        };
-        (class.name_any(), text)
-    };
-    Ok(classes.items.into_iter().map(of).collect())
 }
 
 /// Namespaces and names of a pod's claims, those that were made for it too.
@@ -534,93 +435,4 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     named
         .chain(made)
         .map(move |name| format!("{namespace}/{name}"))
-}
-
-/// The GPUs that can be released, by node: nothing is on them, nothing is kept for a pod on their node, and claims can have
-/// them.
-fn free(world: &World<'_>, gpus: &[Gpu]) -> HashMap<Arc<str>, Vec<Name>> {
-    let mut free: HashMap<Arc<str>, Vec<Name>> = HashMap::new();
-    let is_free = |gpu: &&Gpu| {
-        let is = &gpu.is;
-        !is.held && !is.kept && !gpu.devices.is_empty() && world.consumed(gpu).is_none()
-    };
-    for gpu in gpus.iter().filter(is_free) {
-        free.entry(gpu.node.clone()).or_default().push(gpu.name());
-    }
-    free
-}
-
-/// Rules of GPUs that are gone, and of devices that are none of a GPU's.
-fn orphans<'r>(rules: &'r [Rule], gpus: &[Gpu]) -> impl Iterator<Item = Rule> + use<'r> {
-    let devices: HashSet<Device> = gpus
-        .iter()
-        .flat_map(|gpu| gpu.devices.iter().cloned())
-        .collect();
-    let is_orphan = move |rule: &&Rule| rule.device.as_ref().is_none_or(|it| !devices.contains(it));
-    rules.iter().filter(is_orphan).cloned()
-}
-
-async fn write(
-    api: &Api<DynamicObject>,
-    version: &str,
-    step: &Step,
-    epoch: u64,
-) -> Result<(), AskError> {
-    match step {
-        Step::Create(device, (node, gpu)) => {
-            let object = claim::Rule::object(version, device, node, gpu);
-            let object = object.and_then(|it| serde_json::from_value(it).ok());
-            let Some(object) = object else {
-                return Ok(());
-            };
-            within(TIMEOUT, api.create(&PostParams::default(), &object))
-                .await
-                .map(drop)
-        }
-        Step::Stamp(rule) => {
-            let patch = json!({ "metadata": {
-                "resourceVersion": rule.version, "annotations": { names::EPOCH: epoch.to_string() },
-            } });
-            patched(api, rule, patch).await
-        }
-        Step::Remove(rule) => remove(api, rule).await,
-    }
-}
-
-async fn patched(
-    api: &Api<DynamicObject>,
-    rule: &Rule,
-    patch: serde_json::Value,
-) -> Result<(), AskError> {
-    let params = PatchParams::default();
-    let patch = Patch::Merge(patch);
-    let patched = api.patch_metadata(&rule.name, &params, &patch);
-    within(TIMEOUT, patched).await.map(drop)
-}
-
-/// Deletes this very copy of the rule, and then takes its finalizer off.
-async fn remove(api: &Api<DynamicObject>, rule: &Rule) -> Result<(), AskError> {
-    let mut version = rule.version.clone();
-    if !rule.terminating {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                resource_version: Some(version),
-                uid: Some(rule.uid.clone()),
-            }),
-            ..DeleteParams::default()
-        };
-        let deleted = match within(TIMEOUT, api.delete(&rule.name, &params)).await {
-            Err(error) if error.status() == Some(404) => return Ok(()),
-            deleted => deleted?,
-        };
-        let Some(object) = deleted.left() else {
-            return Ok(());
-        };
-        version = object.resource_version().unwrap_or_default();
-    }
-    let patch = json!({ "metadata": { "resourceVersion": version, "finalizers": null } });
-    match patched(api, rule, patch).await {
-        Err(error) if error.status() == Some(404) => Ok(()),
-        patched => patched,
-    }
 }

@@ -84,6 +84,9 @@ pub async fn run(args: Args) -> Result<()> {
     if args.ungate_all {
         return ungate_all::run(client).await;
     }
+    if args.unfence_all {
+        return claims::unfence_all(client).await;
+    }
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
             .await

@@ -137,6 +137,40 @@ impl World<'_> {
     }
 }
 
+/// The GPUs that can be released, by node: nothing is on them, nothing is kept for a pod on their node, and claims can have
+/// them.
+pub(super) fn free(world: &World<'_>, gpus: &[Gpu]) -> HashMap<Arc<str>, Vec<Name>> {
+    let mut free: HashMap<Arc<str>, Vec<Name>> = HashMap::new();
+    let is_free = |gpu: &&Gpu| {
+        let is = &gpu.is;
+        !is.held && !is.kept && !gpu.devices.is_empty() && world.consumed(gpu).is_none()
+    };
+    for gpu in gpus.iter().filter(is_free) {
+        free.entry(gpu.node.clone()).or_default().push(gpu.name());
+    }
+    free
+}
+
+/// Rules of GPUs that are gone, and of devices that are none of a GPU's.
+pub(super) fn orphans<'r>(rules: &'r [Rule], gpus: &[Gpu]) -> impl Iterator<Item = Rule> + use<'r> {
+    let devices: HashSet<Device> = gpus
+        .iter()
+        .flat_map(|gpu| gpu.devices.iter().cloned())
+        .collect();
+    let is_orphan = move |rule: &&Rule| rule.device.as_ref().is_none_or(|it| !devices.contains(it));
+    rules.iter().filter(is_orphan).cloned()
+}
+
+pub(super) fn by_device(rules: &[Rule]) -> HashMap<Device, Vec<&Rule>> {
+    let mut by_device: HashMap<Device, Vec<&Rule>> = HashMap::new();
+    for rule in rules {
+        if let Some(device) = &rule.device {
+            by_device.entry(device.clone()).or_default().push(rule);
+        }
+    }
+    by_device
+}
+
 /// The devices of each GPU: those that drivers publish with its UUID, and those that its rules name, as long as no driver
 /// publishes their pool without them. A driver that restarts publishes nothing for a while.
 pub(super) fn devices(

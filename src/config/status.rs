@@ -158,7 +158,7 @@ fn conditions(
         let (status, reason, message) = match right {
             Some(right) => ("False", PERMISSION_MISSING, lacks(&right)),
             None if feature == Feature::Claims && unserved => {
-                ("False", NOT_SERVED, UNSERVED.to_owned())
+                ("False", NOT_SERVED, UNSERVED.into())
             }
             None if feature.is_on(spec) => ("True", "On", "The feature is on.".to_owned()),
             None => ("False", "Off", "The feature is off.".to_owned()),
@@ -166,16 +166,11 @@ fn conditions(
         (feature.name(), status, reason, message)
     };
     let features: Vec<_> = Feature::ALL.map(of_feature).into();
-    let broken = [PERMISSION_MISSING, NOT_SERVED];
-    let mut reasons = features.iter().map(|(_, _, reason, _)| *reason);
-    let first = reasons.find(|it| broken.contains(it));
-    let missing: Vec<&str> = features
-        .iter()
-        .filter(|(_, _, reason, _)| broken.contains(reason))
-        .map(|(name, ..)| *name)
-        .collect();
-    let all = match &current.problem {
-        Some(problem) => (
+    let is_broken = |reason| [PERMISSION_MISSING, NOT_SERVED].contains(&reason);
+    let broken = features.iter().filter(|it| is_broken(it.2));
+    let broken: Vec<_> = broken.map(|it| (it.0, it.2)).collect();
+    let all = match (&current.problem, &*broken) {
+        (Some(problem), _) => (
             WORKING,
             "False",
             UNREADABLE,
@@ -183,18 +178,17 @@ fn conditions(
                 "the extender cannot decode this object and follows the last valid one: {problem}"
             ),
         ),
-        None if missing.is_empty() => (
+        (None, []) => (
             WORKING,
             "True",
             "AsConfigured",
             "Every feature that is on works.".to_owned(),
         ),
-        None => (
-            WORKING,
-            "False",
-            first.unwrap_or_default(),
-            format!("see the condition {}", missing.join(", ")),
-        ),
+        (None, [(_, first), ..]) => {
+            let names: Vec<_> = broken.iter().map(|it| it.0).collect();
+            let message = format!("see the condition {}", names.join(", "));
+            (WORKING, "False", *first, message)
+        }
     };
     let conditions = [all].into_iter().chain(features);
     let conditions = conditions.map(|(type_, status, reason, message)| {

@@ -6,7 +6,7 @@ mod storm;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::StatusCode;
 use gpustow_api::claim::{Consumed, RULE_VERSIONS, Rule, consumed};
 use gpustow_api::{GpustowConfig, names};
@@ -16,12 +16,12 @@ use gpustow_testkit::{
     wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
     Preconditions,
 };
 use kube::core::GroupVersionKind;
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::fault_rig::{Replica, now, turn};
@@ -43,6 +43,18 @@ podMaxBackoffSeconds: 2
 
 fn kind(version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("resource.k8s.io", version, kind))
+}
+
+/// In which version DeviceTaintRules are served.
+pub(crate) async fn served(client: &Client) -> Result<&'static str> {
+    for version in RULE_VERSIONS {
+        let group = format!("resource.k8s.io/{version}");
+        let list = client.list_api_group_resources(&group).await;
+        if list.is_ok_and(|it| it.resources.iter().any(|it| it.name == "devicetaintrules")) {
+            return Ok(version);
+        }
+    }
+    bail!("no DeviceTaintRules are served: KUBERNETES=1.36 or later")
 }
 
 /// A cluster with a DRA driver's class, the cluster's own scheduler, and permission to build fences.
@@ -73,20 +85,11 @@ impl Site {
         cluster.apply(&class.to_string()).await?;
         let config = SchedulerConfig::parse(STOCK)?;
         let stock = Scheduler::start(&cluster, config, cluster.admin_kubeconfig()).await?;
-        let client = cluster.admin()?;
-        let mut served = None;
-        for version in RULE_VERSIONS {
-            let list = client
-                .list_api_group_resources(&format!("resource.k8s.io/{version}"))
-                .await;
-            let has =
-                list.is_ok_and(|it| it.resources.iter().any(|it| it.name == "devicetaintrules"));
-            served = served.or(has.then_some(version));
-        }
+        let version = served(&cluster.admin()?).await?;
         Ok(Self {
             cluster,
             _stock: stock,
-            version: served.context("no DeviceTaintRules are served: KUBERNETES=1.36 or later")?,
+            version,
         })
     }
 
@@ -248,7 +251,7 @@ async fn a_whole_gpu_is_released_to_a_claim_that_waits_and_returns_to_the_pods()
         said.contains("1 the GPUs that it fits on are left to ResourceClaims"),
         "{said}"
     );
-    // One of a whole GPU waits in vain, and takes none from the pods.
+    // One of a whole GPU waits, and takes none from the pods.
     let whole = claim(&case, "whole", None).await?;
     wait_refused(&case.client, &whole, "cannot allocate all claims", SOON).await?;
     unclaim(&case, "whole").await?;

@@ -111,7 +111,6 @@ pub(crate) fn run(
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
     queue::look(cluster, &mut findings);
-    claims::look(cluster, &mut findings);
     sharers::look(cluster, &mut findings);
     marks::look(cluster, &mut findings);
     bounds::look(cluster, bounds, &mut findings);
