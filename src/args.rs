@@ -172,6 +172,6 @@ mod tests {
             assert!(arg.get_help_heading().is_some(), "{arg}");
         }
         let count = command.get_arguments().count();
-        assert!(count <= 16, "{count} flags");
+        assert!(count <= 17, "{count} flags");
     }
 }

@@ -158,6 +158,8 @@ impl Cluster {
         };
         self.config = config;
         self.ledger.configure(gpustow_settings::ledger(&self.spec));
+        let names: Vec<String> = self.reports.keys().cloned().collect();
+        names.iter().for_each(|name| self.open(name));
     }
 
     /// ResourceSlices and DeviceTaintRules, if they were read.

@@ -53,6 +53,13 @@ impl Ledger {
         is_new
     }
 
+    /// Pods may have none of the GPUs that were opened so far.
+    pub(crate) fn close_all(&mut self) {
+        for node in self.node_names() {
+            self.open(&node, []);
+        }
+    }
+
     /// Pods may not have this GPU of the node any more, unless one holds something of it: then nothing changes. True if they
     /// may not.
     pub fn close(&mut self, node: &str, uuid: &str) -> bool {

@@ -184,9 +184,7 @@ impl Ledger {
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
         let change = self.parts.books.withhold(pods);
         self.follow(change);
-        for node in self.node_names() {
-            self.open(&node, []);
-        }
+        self.close_all();
     }
 
     /// How many pods could not be fenced.

@@ -42,9 +42,14 @@ fn fence_lets_pods_have_only_gpus_that_were_opened() {
     let [view] = ledger.snapshot(at(1)).try_into().unwrap();
     let states = view.cards.iter().map(|card| (card.claimed, card.healthy));
     assert_eq!(states.collect::<Vec<_>>(), [(true, false), (false, true)]);
-    // Turned off, it is gone.
+    // Turned off, it is gone, and turned on again, nothing is open.
     ledger.configure(Config::default());
     assert_eq!(refused(&mut ledger, 60), None);
+    ledger.configure(Config {
+        fence: true,
+        ..Config::default()
+    });
+    assert_eq!(refused(&mut ledger, 40), Some(Reason::Claimed));
 }
 
 #[test]
