@@ -59,7 +59,7 @@ test: ## Run all tests that need neither root nor a control plane
 
 # Cases that use the lanes of fault_rig.rs. A CI with two machines runs these on one (PART=lanes), all others on the other
 # (PART=others).
-LANES := asleep:: bind_faults:: config:: evidence:: faults:: fence:: fragmented:: history:: late_views:: moving:: preemption:: \
+LANES := asleep:: bind_faults:: claims:: config:: evidence:: faults:: fence:: fragmented:: history:: late_views:: moving:: preemption:: \
     provision:: races:: reclaim:: reservations:: serving:: shutdown:: starts:: takeover:: wire::
 PART :=
 IN_PART := $(if $(filter lanes,$(PART)),$(LANES),$(if $(filter others,$(PART)),$(patsubst %,--skip %,$(LANES))))

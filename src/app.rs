@@ -14,6 +14,7 @@ use crate::admission;
 use crate::args::Args;
 use crate::bind::{BIND_TIMEOUT, Binds};
 use crate::call::Calls;
+use crate::claims::Unserved;
 use crate::config::Followed;
 use crate::disruptions;
 use crate::epoch::{self, Epoch, EpochError, Fence, Unfenced};
@@ -54,6 +55,8 @@ pub(crate) struct App {
     pub(crate) turns: Turns,
     /// What pods use of their GPUs.
     pub(crate) uses: Arc<Uses>,
+    /// The fence between pods and ResourceClaims cannot be.
+    pub(crate) unserved: Unserved,
     /// What panicked.
     pub(crate) panics: Panics,
 }
@@ -85,6 +88,7 @@ impl App {
             doubts: Doubts::default(),
             turns: Turns::default(),
             uses: Arc::default(),
+            unserved: Unserved::default(),
             panics,
             binds: Binds::default(),
             calls: Calls::of_schedulers(args.tls.is_none().then_some(args.listen.ip())),

@@ -13,8 +13,8 @@ use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
 use crate::webhook::WebhookArgs;
 
-/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all has an environment variable. The
-/// GpustowConfig named gpustow has the settings of the whole cluster
+/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag but --ungate-all and --unfence-all has an
+/// environment variable. The GpustowConfig named gpustow has the settings of the whole cluster
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]
 pub struct Args {
@@ -92,6 +92,10 @@ pub struct Args {
     /// Remove gpustow's scheduling gate from every pod, and exit: run this before you uninstall gpustow
     #[arg(help_heading = "Uninstalling", long)]
     pub ungate_all: bool,
+
+    /// Remove every DeviceTaintRule of gpustow, and exit: run this before you uninstall gpustow
+    #[arg(help_heading = "Uninstalling", long)]
+    pub unfence_all: bool,
 }
 
 /// Namespace and name of a Lease.
@@ -167,6 +171,6 @@ mod tests {
             assert!(arg.get_help_heading().is_some(), "{arg}");
         }
         let count = command.get_arguments().count();
-        assert!(count <= 16, "{count} flags");
+        assert!(count <= 17, "{count} flags");
     }
 }

@@ -12,6 +12,7 @@ mod certificate;
 #[cfg(not(feature = "tls"))]
 #[path = "no_certificate.rs"]
 mod certificate;
+mod claims;
 mod config;
 mod decode;
 mod disruptions;
@@ -82,6 +83,9 @@ pub async fn run(args: Args) -> Result<()> {
     let client = args.daemon.client().await?;
     if args.ungate_all {
         return ungate_all::run(client).await;
+    }
+    if args.unfence_all {
+        return claims::unfence_all(client).await;
     }
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
@@ -200,6 +204,7 @@ impl Extender {
         spawn.spawn("marks", disruptions::marks::run(app.clone()));
         spawn.spawn("disruptions", disruptions::run(app.clone()));
         spawn.spawn("provision", provision::run(app.clone()));
+        spawn.spawn("claims", claims::run(app.clone()));
         spawn.spawn("history", history::run(app.clone()));
         spawn.spawn("status", config::status::run(app.clone()));
     }

@@ -46,7 +46,8 @@ pub(crate) fn config(on: Option<Feature>) -> Config {
         Some(Feature::Reserve) => spec.reserve.after = After(Some(Duration::from_secs(1))),
         Some(Feature::Defragment) => spec.defragment.evictions_per_hour = 10,
         Some(Feature::Provision) => spec.provision.max = 10,
-        None => {}
+        // The ledger does nothing for it by itself.
+        Some(Feature::Claims) | None => {}
     }
     gpustow_settings::ledger(&spec)
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::config::{
-    self, GpustowConfigSpec, GpustowConfigStatus, PERMISSION_MISSING, UNREADABLE, WORKING,
+    self, GpustowConfigSpec, GpustowConfigStatus, NOT_SERVED, PERMISSION_MISSING, UNREADABLE,
+    WORKING,
 };
 use gpustow_api::{GpustowConfig, QueueFrom};
 use gpustow_settings::{Feature, Right};
@@ -53,7 +54,7 @@ pub(crate) async fn run(app: Arc<App>) {
         let Some(written) = &current.status else {
             continue;
         };
-        let wanted = conditions(&current, written, &permissions);
+        let wanted = conditions(&current, written, &permissions, app.unserved.is());
         let follows = current.generation == written.observed_generation;
         if (follows && wanted == written.conditions) || app.epoch.confirm(epoch).await.is_err() {
             continue;
@@ -140,30 +141,36 @@ fn lacks(right: &Right) -> String {
     )
 }
 
+/// What is wrong where the API server cannot keep claims off GPUs.
+const UNSERVED: &str = "the API server serves no DeviceTaintRules, so ResourceClaims are not kept off GPUs that pods have: \
+    upgrade to Kubernetes 1.37, or on 1.36 turn on the feature gate DRADeviceTaintRules and resource.k8s.io/v1beta2";
+
 /// The conditions that should be written. Those that say what is written already keep their time.
 fn conditions(
     current: &Current,
     written: &GpustowConfigStatus,
     permissions: &Permissions,
+    unserved: bool,
 ) -> Vec<Condition> {
     let spec = &current.spec;
     let of_feature = |feature: Feature| {
         let right = feature.needs(spec).filter(|right| permissions.lacks(right));
         let (status, reason, message) = match right {
             Some(right) => ("False", PERMISSION_MISSING, lacks(&right)),
+            None if feature == Feature::Claims && unserved => {
+                ("False", NOT_SERVED, UNSERVED.into())
+            }
             None if feature.is_on(spec) => ("True", "On", "The feature is on.".to_owned()),
             None => ("False", "Off", "The feature is off.".to_owned()),
         };
         (feature.name(), status, reason, message)
     };
     let features: Vec<_> = Feature::ALL.map(of_feature).into();
-    let missing: Vec<&str> = features
-        .iter()
-        .filter(|(_, _, reason, _)| *reason == PERMISSION_MISSING)
-        .map(|(name, ..)| *name)
-        .collect();
-    let all = match &current.problem {
-        Some(problem) => (
+    let is_broken = |reason| [PERMISSION_MISSING, NOT_SERVED].contains(&reason);
+    let broken = features.iter().filter(|it| is_broken(it.2));
+    let broken: Vec<_> = broken.map(|it| (it.0, it.2)).collect();
+    let all = match (&current.problem, &*broken) {
+        (Some(problem), _) => (
             WORKING,
             "False",
             UNREADABLE,
@@ -171,18 +178,17 @@ fn conditions(
                 "the extender cannot decode this object and follows the last valid one: {problem}"
             ),
         ),
-        None if missing.is_empty() => (
+        (None, []) => (
             WORKING,
             "True",
             "AsConfigured",
             "Every feature that is on works.".to_owned(),
         ),
-        None => (
-            WORKING,
-            "False",
-            PERMISSION_MISSING,
-            format!("see the condition {}", missing.join(", ")),
-        ),
+        (None, [(_, first), ..]) => {
+            let names: Vec<_> = broken.iter().map(|it| it.0).collect();
+            let message = format!("see the condition {}", names.join(", "));
+            (WORKING, "False", *first, message)
+        }
     };
     let conditions = [all].into_iter().chain(features);
     let conditions = conditions.map(|(type_, status, reason, message)| {

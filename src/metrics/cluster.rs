@@ -20,6 +20,8 @@ enum State {
     Stale,
     Unhealthy,
     Cordoned,
+    /// They are left to ResourceClaims.
+    Claimed,
     /// No agent reports them.
     Unknown,
 }
@@ -172,6 +174,7 @@ fn memory(
                 (true, _) => State::Stale,
                 (false, true) => State::Ready,
                 (false, false) if card.cordoned => State::Cordoned,
+                (false, false) if card.claimed => State::Claimed,
                 (false, false) => State::Unhealthy,
             };
             let model = models.label(&card.model);

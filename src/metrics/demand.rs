@@ -292,6 +292,7 @@ mod tests {
             unmanaged: Mib::ZERO,
             healthy,
             cordoned: false,
+            claimed: false,
             limit: Mib::ZERO,
             compute: Compute::default(),
             slices: None,

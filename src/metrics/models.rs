@@ -66,6 +66,7 @@ mod tests {
             unmanaged: Mib::ZERO,
             healthy: true,
             cordoned: false,
+            claimed: false,
             limit: Mib::ZERO,
             compute: Compute::default(),
             slices: None,

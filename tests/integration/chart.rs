@@ -91,9 +91,16 @@ async fn agents_and_monitors_get_what_the_values_say() -> Result<()> {
     let sets = "--set=monitoring.enabled=true,monitoring.interval=15s,monitoring.labels.release=p";
     let labels = set_to(sets, MONITOR, "/metadata/labels/release").await?;
     let interval = set_to(sets, MONITOR, "/spec/podMetricsEndpoints/0/interval").await?;
-    ensure!((labels == "p") && (interval == "15s"), "{labels} {interval}");
+    ensure!(
+        (labels == "p") && (interval == "15s"),
+        "{labels} {interval}"
+    );
     let dashboard = r#"ConfigMap "gpustow-system" "gpustow-dashboard""#;
-    let board = set_to("--set=monitoring.dashboard=true", dashboard, "/data/gpustow.json");
+    let board = set_to(
+        "--set=monitoring.dashboard=true",
+        dashboard,
+        "/data/gpustow.json",
+    );
     let board = board.await?;
     let board: Value = serde_json::from_str(board.as_str().context("no text")?)?;
     ensure!(board["panels"].is_array(), "{board}");

@@ -2,20 +2,28 @@
 //! the test does what it would, by its rights.
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_api::claim::{Device, Rule};
 use gpustow_api::names;
 use gpustow_testkit::{Case, ControlPlane, Options, eventually};
 use k8s_openapi::api::core::v1::PodSchedulingGate;
 use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 
+use crate::claims::served;
 use crate::helm::{chart, helm};
 use crate::support::{SOON, SYSTEM, gpustow};
 
 const LIFT: &str = "gpustow-ungate";
+const UNFENCE: &str = "gpustow-unfence";
 
 /// What the release's hooks make when it leaves.
 async fn hooks(cluster: &ControlPlane) -> Result<Vec<Value>> {
+    hooks_of(cluster, LIFT).await
+}
+
+/// Those of this name.
+async fn hooks_of(cluster: &ControlPlane, name: &str) -> Result<Vec<Value>> {
     let text = helm(
         &["get", "hooks", "gpustow"],
         Some(cluster.admin_kubeconfig()),
@@ -24,7 +32,7 @@ async fn hooks(cluster: &ControlPlane) -> Result<Vec<Value>> {
     let mut hooks = Vec::new();
     for document in serde_yaml::Deserializer::from_str(&text) {
         let object = Value::deserialize(document)?;
-        if object["metadata"]["name"] == LIFT {
+        if object["metadata"]["name"] == name {
             hooks.push(object);
         }
     }
@@ -42,6 +50,7 @@ fn when(hooks: &[Value]) -> Vec<&str> {
 /// Does what the hooks do; what the command says.
 async fn done(cluster: &ControlPlane, hooks: &[Value]) -> Result<String> {
     let mut args = Value::Null;
+    let account = hooks.first().context("no hook")?["metadata"]["name"].as_str();
     for hook in hooks {
         if hook["kind"] == "Job" {
             args = hook["spec"]["template"]["spec"]["containers"][0]["args"].clone();
@@ -55,7 +64,9 @@ async fn done(cluster: &ControlPlane, hooks: &[Value]) -> Result<String> {
         }
     }
     let args: Vec<String> = serde_json::from_value(args).context("no Job")?;
-    let kubeconfig = cluster.kubeconfig(SYSTEM, LIFT, None).await?;
+    let kubeconfig = cluster
+        .kubeconfig(SYSTEM, account.context("no name")?, None)
+        .await?;
     let mut command = Command::new(gpustow());
     command.args(args).arg("--kubeconfig").arg(kubeconfig);
     let output = command.kill_on_drop(true).output().await?;
@@ -118,5 +129,60 @@ async fn queued_pods_are_ungated_when_the_chart_switches_the_queue_off_or_goes()
     let said = done(&cluster, &leave).await?;
     ensure!(said.contains("from 1 pods"), "{said}");
     ensure!(!gated("late").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn rules_of_the_fence_go_when_the_chart_switches_it_off_or_goes() -> Result<()> {
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
+    let (chart, version) = (chart(), served(&cluster.admin()?).await?);
+    let run = async |command: &str, more: &[&str]| {
+        let args = [&[command, "gpustow"], more].concat();
+        helm(&args, Some(cluster.admin_kubeconfig())).await
+    };
+    let rule = |name: &str| {
+        let device = Device {
+            driver: "gpu.example.com".to_owned(),
+            pool: "n".to_owned(),
+            name: name.to_owned(),
+        };
+        let mut rule = Rule::object(version, &device, "n", "GPU-0").context("no rule")?;
+        rule["metadata"]["generateName"] = Value::Null;
+        rule["metadata"]["name"] = json!(name);
+        anyhow::Ok(rule.to_string())
+    };
+    let left = async || {
+        cluster
+            .kubectl(&["get", "devicetaintrules", "-o", "name"])
+            .await
+    };
+    let on = [&*chart, "--set=config.claims.fence=true"];
+    run("install", &[&on[..], &["--create-namespace"]].concat()).await?;
+    ensure!(when(&hooks_of(&cluster, UNFENCE).await?) == ["post-delete"; 4]);
+    for name in ["a", "b"] {
+        cluster.apply(&rule(name)?).await?;
+    }
+    run(
+        "upgrade",
+        &[&chart, "--set=config.claims.fence=false", "--no-hooks"],
+    )
+    .await?;
+    let leave = hooks_of(&cluster, UNFENCE).await?;
+    ensure!(when(&leave) == ["post-upgrade"; 4]);
+    let said = done(&cluster, &leave).await?;
+    ensure!(said.contains("removed 2 DeviceTaintRules"), "{said}");
+    ensure!(left().await?.is_empty());
+
+    run("upgrade", &on).await?;
+    let leave = hooks_of(&cluster, UNFENCE).await?;
+    cluster.apply(&rule("c")?).await?;
+    run("uninstall", &["--no-hooks"]).await?;
+    let said = done(&cluster, &leave).await?;
+    ensure!(said.contains("removed 1 DeviceTaintRules"), "{said}");
+    ensure!(left().await?.is_empty());
     Ok(())
 }

@@ -15,6 +15,7 @@ mod attack;
 mod auto;
 mod bind_faults;
 mod chart;
+mod claims;
 mod cli;
 mod config;
 mod containers;

@@ -201,6 +201,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::SHARE_OF,
         names::CONFIRMED,
         names::EPOCH,
+        names::CLAIMS_FENCE,
         names::FENCE,
         names::RESERVATION,
         names::GPU_COUNT_LABEL,

@@ -54,6 +54,8 @@ a pod of a gang goes before its bind|gang_faults::gang_goes_on_with_another_pod_
 a successor binds the rest of a gang|gang_faults::successor_binds_the_rest_of_a_gang|1.37
 a recreated group is another|gang_binding::group_created_again_under_its_name_is_bound|1.37
 the simulated world's gangs are real|control_plane::gangs_are_asked_about_as_by_the_real_scheduler|1.37
+a GPU goes to a claim and back|claims::a_whole_gpu_is_released_to_a_claim_that_waits_and_returns_to_the_pods|1.36
+claims are kept off GPUs of pods|claims::rules_outlive_their_deletion_by_hand_and_their_leader|1.36
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::args::Args;
 use crate::capacity::{Capacity, Cards};
-use crate::claims::{self, Holding, Slices};
+use crate::claims::{self, ClaimName, Claims, Holding, Slices};
 use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
 use crate::devices::{Reading, Wanted};
@@ -41,6 +41,8 @@ use crate::state::State;
 const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 /// After this long, a claim's device that was not found is looked up again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// So many claims are read at a time.
+const CLAIMS_AT_ONCE: usize = 64;
 /// Between two questions to a control daemon of MPS that answers. One that does not is asked at every sample.
 const MPS_PERIOD: Duration = Duration::from_secs(5);
 /// The node is labelled as known so long after its first report: extenders delete the placeholders that it answers by then,
@@ -77,6 +79,7 @@ pub(crate) struct Agent {
     node: Option<OwnNode>,
     holdings: Vec<Holding>,
     slices: Slices,
+    claims: Claims,
     next_look: Instant,
     next_mps: Instant,
     owned: bool,
@@ -110,6 +113,7 @@ impl Agent {
             node: None,
             holdings: Vec::new(),
             slices: Slices::default(),
+            claims: Claims::new(),
             next_look: Instant::now(),
             next_mps: Instant::now(),
             owned: false,
@@ -204,14 +208,37 @@ impl Agent {
 
     async fn took(&mut self, holdings: Vec<Holding>) {
         let is_due = holdings != self.holdings || Instant::now() >= self.next_look;
-        if is_due && !self.slices.know(&holdings) {
-            self.next_look = Instant::now() + LOOK_AGAIN;
+        self.holdings = holdings;
+        let names = self.holdings.iter().filter_map(|it| it.claimed.as_ref());
+        let names: HashSet<&ClaimName> = names.map(|(claim, _)| claim).collect();
+        self.claims.retain(|claim, _| names.contains(claim));
+        let unknown = names.iter().filter(|it| !self.claims.contains_key(**it));
+        let unknown: Vec<ClaimName> = unknown
+            .take(CLAIMS_AT_ONCE)
+            .map(|it| (*it).clone())
+            .collect();
+        let knows = self.slices.know(&self.holdings);
+        if !is_due || (knows && unknown.is_empty()) {
+            return;
+        }
+        self.next_look = Instant::now() + LOOK_AGAIN;
+        if !knows {
             match self.cluster.slices().await {
                 Ok(slices) => self.slices = slices,
                 Err(error) => tracing::warn!(%error, "cannot read the names of claims' devices"),
             }
         }
-        self.holdings = holdings;
+        for claim in unknown {
+            match self.cluster.consumed(&claim).await {
+                Ok(consumed) => {
+                    self.claims.insert(claim, consumed);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, namespace = claim.0, claim = claim.1, "cannot read how much a claim consumes: it holds whole GPUs until the next try");
+                    break;
+                }
+            }
+        }
     }
 
     async fn ask_mps(&mut self) {
@@ -249,7 +276,7 @@ impl Agent {
             .collect();
         self.processes.keep(&pids);
         let cards = reading.map_or(&[][..], |reading| &reading.cards);
-        let held = claims::held(&self.holdings, &self.slices, cards);
+        let held = claims::held(&self.holdings, &self.slices, &self.claims, cards);
         let totals = cards
             .iter()
             .filter_map(|card| Some(card.memory?.total >> 20));

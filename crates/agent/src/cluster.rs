@@ -1,9 +1,10 @@
 //! What the agent writes to the API server, and the little that it reads of its own Node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::time::Duration;
 
+use gpustow_api::claim::{self, Consumed, Device};
 use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::intree::Taint;
 use gpustow_api::{names, quantity};
@@ -12,7 +13,7 @@ use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, ListParams, Patch, PatchParams, Request};
+use kube::api::{Api, GetParams, ListParams, Patch, PatchParams, Request};
 use kube::core::PartialObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
 
-use crate::claims::Slices;
+use crate::claims::{ClaimName, Slices};
 use crate::pods::{NodePod, NodePods};
 
 /// Bound on every request. Whatever failed is tried again with the next sample.
@@ -225,6 +226,21 @@ impl Cluster {
         let list = bounded(self.client.request::<Value>(request)).await?;
         let slices = list["items"].as_array().map(Vec::as_slice);
         Ok(Slices::of(slices.unwrap_or_default()))
+    }
+
+    /// What a claim consumes of its devices.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be read.
+    pub async fn consumed(
+        &self,
+        (namespace, name): &ClaimName,
+    ) -> Result<HashMap<Device, Consumed>, ClusterError> {
+        let url = format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims");
+        let request = Request::new(url).get(name, &GetParams::default());
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let claim = bounded(self.client.request::<Value>(request)).await?;
+        Ok(claim::consumed(&claim))
     }
 
     async fn patch_status<P: Serialize + Debug>(

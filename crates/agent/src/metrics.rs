@@ -248,8 +248,8 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_gpu_memory_held_bytes",
-            "Memory of the GPU that each GPU sharer has given out: gpustow, gpushare, hami, volcano, kai, or whole for a device \
-             plugin's GPU; unmanaged is the memory of other processes",
+            "Memory of the GPU that each GPU sharer has given out: gpustow, gpushare, hami, volcano, kai, claims for ResourceClaims, or whole for \
+             a device plugin's GPU; unmanaged is the memory of other processes",
             ["node", "gpu_uuid", "owner"],
             owners,
         )?;
@@ -339,6 +339,10 @@ fn owners(seen: &Seen, pods: &NodePods) -> Vec<(String, &'static str, f64)> {
             false => "whole",
         };
         held.insert(owner, Mib(gpu.total_mib).bytes());
+    }
+    if !gpu.claims.is_empty() {
+        let claimed: u64 = gpu.claims.iter().map(|it| it.held_mib).sum();
+        held.insert("claims", Mib(claimed).bytes());
     }
     // Memory that pods of other sharers use beyond their promises is unmanaged.
     let theirs = held.iter().filter(|(owner, _)| **owner != "gpustow");

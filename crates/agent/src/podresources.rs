@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use gpustow_api::claim::Device;
 use gpustow_api::gpunode::HeldBy;
 use gpustow_api::names;
 use http::uri::PathAndQuery;
@@ -14,7 +15,7 @@ use tonic::client::Grpc;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
-use crate::claims::{Device, Holding};
+use crate::claims::Holding;
 
 const LIST: &str = "/v1.PodResourcesLister/List";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,6 +76,8 @@ struct ContainerDevices {
 struct DynamicResource {
     #[prost(string, tag = "2")]
     claim_name: String,
+    #[prost(string, tag = "3")]
+    claim_namespace: String,
     #[prost(message, repeated, tag = "4")]
     claim_resources: Vec<ClaimResource>,
 }
@@ -149,7 +152,7 @@ fn of_plugin(
                     .map_or(id.as_str(), |(uuid, _)| uuid)
                     .to_owned(),
             ],
-            device: None,
+            claimed: None,
         })
 }
 
@@ -166,11 +169,14 @@ fn of_claim(
                 claim.claim_name, device.driver_name
             )),
             uuids: device.cdi_devices.iter().filter_map(uuid).collect(),
-            device: Some(Device {
-                driver: device.driver_name.clone(),
-                pool: device.pool_name.clone(),
-                name: device.device_name.clone(),
-            }),
+            claimed: Some((
+                (claim.claim_namespace.clone(), claim.claim_name.clone()),
+                Device {
+                    driver: device.driver_name.clone(),
+                    pool: device.pool_name.clone(),
+                    name: device.device_name.clone(),
+                },
+            )),
         }
     })
 }

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use gpustow_api::gpunode::ClaimUse;
+use gpustow_pack::Mib;
+
 use crate::devices::{Card, Limit};
 use crate::pods::{NodePod, NodePods};
 use crate::processes::Who;
@@ -15,6 +18,8 @@ pub struct CardUse {
     pub pods: BTreeMap<(Arc<str>, Arc<str>), u64>,
     /// Pods without an assignment: what they use or, if that is more, what another sharer promised to them.
     pub other_pods: u64,
+    /// What each of them uses, by UID.
+    pub of_others: BTreeMap<Arc<str>, u64>,
     /// Processes of no pod.
     pub host: u64,
     /// In use by no process that could be named.
@@ -46,7 +51,6 @@ impl CardUse {
         };
         let mut named = 0u64;
         let mut awake = BTreeSet::new();
-        let mut of_sharers: BTreeMap<Arc<str>, u64> = BTreeMap::new();
         for process in card.processes.iter().flatten() {
             let used = process.used.unwrap_or_default();
             is.measured &= process.used.is_some();
@@ -60,7 +64,8 @@ impl CardUse {
                     None => {
                         is.other_pods = is.other_pods.saturating_add(used);
                         if let Some(pod) = pods.of_cgroup(&owner.pod) {
-                            let sum = of_sharers.entry(pod.facts.uid.clone()).or_default();
+                            let uid = pod.facts.uid.clone();
+                            let sum = is.of_others.entry(uid).or_default();
                             *sum = sum.saturating_add(used);
                         }
                     }
@@ -98,7 +103,8 @@ impl CardUse {
         let unused = pods.iter().map(|pod| {
             let total = card.memory.map_or(0, |memory| memory.total);
             let bytes = pods.promised(pod, (&card.uuid, card.index), total);
-            bytes.saturating_sub(of_sharers.get(&pod.facts.uid).copied().unwrap_or_default())
+            let used = is.of_others.get(&pod.facts.uid);
+            bytes.saturating_sub(used.copied().unwrap_or_default())
         });
         let unused = unused.fold(0, u64::saturating_add);
         is.other_pods = is.other_pods.saturating_add(unused);
@@ -113,6 +119,23 @@ impl CardUse {
             is.unmanaged = is.unmanaged.saturating_sub(promised);
         }
         is
+    }
+
+    /// Charges what claims hold of the card beyond what their pods use of it.
+    pub fn charge(&mut self, claims: &[ClaimUse], pods: &NodePods) {
+        let held = claims.iter().map(|it| Mib(it.held_mib).bytes());
+        let held = held.fold(0, u64::saturating_add);
+        let name = |pod: &NodePod| format!("{}/{}", pod.facts.namespace, pod.facts.name);
+        let theirs = pods.iter().filter(|pod| {
+            let name = name(pod);
+            claims.iter().any(|it| it.pod == name)
+        });
+        let used = theirs.filter_map(|pod| self.of_others.get(&pod.facts.uid));
+        let unused = held.saturating_sub(used.fold(0, |sum: u64, it| sum.saturating_add(*it)));
+        self.other_pods = self.other_pods.saturating_add(unused);
+        if !self.measured {
+            self.unmanaged = self.unmanaged.saturating_sub(unused);
+        }
     }
 
     /// Bytes of all containers of a pod.

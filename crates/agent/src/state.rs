@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{
-    Condition, Gpu, GpuNodeStatus, HeldBy, NO_GPUS, PROCESSES_READABLE, PodUse, READY, Summary,
+    ClaimUse, Condition, Gpu, GpuNodeStatus, HeldBy, NO_GPUS, PROCESSES_READABLE, PodUse, READY,
+    Summary,
 };
 use gpustow_pack::Mib;
 
 use crate::capacity::Cards;
+use crate::claims::Held;
 use crate::clock::Now;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
@@ -176,13 +178,13 @@ impl State {
         &self.unmade
     }
 
-    /// Takes in a reading. `held` are the cards that another component has given away, by its name.
+    /// Takes in a reading. `held` is what other components have given away of cards, by UUID.
     /// Returns the cards that this reading condemned.
     pub fn read(
         &mut self,
         reading: Result<&Reading, &DeviceError>,
         pods: &NodePods,
-        held: &HashMap<String, HeldBy>,
+        held: &HashMap<String, Held>,
         mut who: impl FnMut(u32) -> Who,
         now: Now,
     ) -> Vec<String> {
@@ -205,7 +207,11 @@ impl State {
                     continue;
                 }
                 self.order.push(card.uuid.clone());
-                let used = CardUse::of(card, pods, &reading.limits, &mut who);
+                let mut used = CardUse::of(card, pods, &reading.limits, &mut who);
+                let claims = held.get(&card.uuid).map_or(&[][..], |held| &held.claims);
+                if !claims.is_empty() {
+                    used.charge(claims, pods);
+                }
                 unseen += used.unseen;
                 shown += card.processes.as_ref().map_or(0, Vec::len);
                 self.see(card, used, pods, held, now, &mut condemned);
@@ -222,7 +228,7 @@ impl State {
         card: &Card,
         used: CardUse,
         pods: &NodePods,
-        held: &HashMap<String, HeldBy>,
+        held: &HashMap<String, Held>,
         now: Now,
         condemned: &mut Vec<String>,
     ) {
@@ -246,13 +252,15 @@ impl State {
             }
             _ => (self.settings.unified_memory.unwrap_or_default(), Mib::ZERO),
         };
+        let held = held.get(&card.uuid);
+        let whole = held.and_then(|held| held.whole.as_ref());
         let illness = self
             .health
             .of(&card.uuid, card.place.parent.as_deref(), now);
         let reason = illness
             .map(|illness| illness.reason.clone())
             .or_else(|| {
-                let HeldBy { pod, through } = held.get(&card.uuid)?;
+                let HeldBy { pod, through } = whole?;
                 Some(format!("held by pod {pod} through {through}"))
             })
             .or_else(|| {
@@ -312,9 +320,17 @@ impl State {
             host_mib: ceil(used.host).0,
             utilization: card.utilization.map(|percent| percent.min(100)),
             failed: illness.map(|illness| illness.since.to_string()),
-            held_by: held.get(&card.uuid).map(|by| HeldBy {
+            held_by: whole.map(|by| HeldBy {
                 pod: shortened(&by.pod, 320),
                 through: shortened(&by.through, 640),
+            }),
+            claims: held.map_or_else(Vec::new, |held| {
+                let claims = held.claims.iter().map(|it| ClaimUse {
+                    claim: shortened(&it.claim, 320),
+                    pod: shortened(&it.pod, 320),
+                    held_mib: it.held_mib.min(total.0),
+                });
+                claims.collect()
             }),
             missing: false,
             memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),

@@ -22,6 +22,8 @@ pub const NAME: &str = "gpustow";
 pub const WORKING: &str = "Working";
 /// The reason of a feature's condition if the extender lacks the permission.
 pub const PERMISSION_MISSING: &str = "PermissionMissing";
+/// The reason of a feature's condition if the API server does not serve what it needs.
+pub const NOT_SERVED: &str = "NotServed";
 /// The reason of [`WORKING`] if the extender cannot decode the object.
 pub const UNREADABLE: &str = "Unreadable";
 
@@ -76,6 +78,9 @@ pub struct GpustowConfigSpec {
     /// Nodes that autoscalers add for pods that no present node can take.
     #[serde(default)]
     pub provision: Provision,
+    /// ResourceClaims of DRA drivers for the same GPUs.
+    #[serde(default)]
+    pub claims: Claims,
     /// Limits of all disruptions together.
     #[serde(default)]
     pub disruptions: Disruptions,
@@ -286,6 +291,15 @@ pub struct Provision {
     /// 0 creates none.
     #[schemars(range(min = 0, max = 1000))]
     pub max: u32,
+}
+
+/// ResourceClaims of DRA drivers for the same GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Claims {
+    /// Whether the extender keeps ResourceClaims off GPUs that pods may get, with one DeviceTaintRule for each device. It releases
+    /// whole GPUs to pods whose claims wait. It needs Kubernetes 1.37, or a cluster that serves DeviceTaintRules.
+    pub fence: bool,
 }
 
 /// Limits of all disruptions together.

@@ -187,6 +187,10 @@ pub struct Gpu {
     /// The pod that holds the whole GPU, or this instance, without gpustow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<HeldBy>,
+    /// ResourceClaims that hold a known part of it. unmanagedMiB and otherPodsMiB include them.
+    #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["claim"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ClaimUse>,
     /// The driver does not show it any more: it counts in the node's capacity only for the memory that pods hold
     /// of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -291,6 +295,22 @@ pub struct HeldBy {
     /// The way of allocation: an extended resource, or a claim and its driver.
     #[schemars(length(max = 640))]
     pub through: String,
+}
+
+/// The memory that one ResourceClaim holds of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimUse {
+    /// Namespace and name of the claim.
+    #[schemars(length(min = 1, max = 320))]
+    pub claim: String,
+    /// Namespace and name of a pod that uses it.
+    #[schemars(length(max = 320))]
+    pub pod: String,
+    /// MiB that it holds.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(rename = "heldMiB")]
+    pub held_mib: u64,
 }
 
 /// One pod's live memory on one GPU.

@@ -4,6 +4,7 @@
 mod allowance;
 pub mod assignment;
 mod bad_request;
+pub mod claim;
 pub mod config;
 mod disruption_budget;
 pub mod events;

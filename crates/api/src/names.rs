@@ -137,6 +137,14 @@ pub const PREEMPTED: &str = "PreemptionByGpustow";
 /// Its reason if the extender evicts the pod for one that waits for fragmented memory.
 pub const DEFRAGMENTED: &str = "DefragmentationByGpustow";
 
+/// Written by the extender: label and finalizer of a DeviceTaintRule that keeps ResourceClaims off a GPU that pods may get,
+/// and the key of its taint.
+pub const CLAIMS_FENCE: &str = "gpustow.dev/claims-fence";
+/// Written by the extender: annotation of such a rule with the node of the GPU.
+pub const FENCED_NODE: &str = "gpustow.dev/fenced-node";
+/// Written by the extender: annotation of such a rule with the UUID of the GPU.
+pub const FENCED_GPU: &str = "gpustow.dev/fenced-gpu";
+
 /// Written by the extender: label of a placeholder, a pod that autoscalers see and that fits on no present node.
 pub const PLACEHOLDER: &str = "gpustow.dev/placeholder";
 /// Written by the extender: annotation of a placeholder with the UIDs of the pods that wait for its node, its owner's

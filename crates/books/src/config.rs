@@ -65,6 +65,8 @@ pub struct Config {
     pub empty_at_once: usize,
     /// How many placeholders there are at a time at most.
     pub provision: usize,
+    /// Pods get only GPUs that were opened for them ([`crate::Ledger::open`]): the others are left to ResourceClaims.
+    pub fence: bool,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
     pub least_nodes: usize,
     /// Hundredths of its compute that pods may hold together of a GPU with MPS.
@@ -101,6 +103,7 @@ impl Default for Config {
             empty_nodes: false,
             empty_at_once: usize::MAX,
             provision: 0,
+            fence: false,
             least_nodes: LEAST_NODES,
             compute: 100,
             search_steps: 100_000,
@@ -111,6 +114,6 @@ impl Default for Config {
 impl Config {
     /// What nodes need of it.
     pub fn of_views(&self) -> Settings {
-        Settings::new(self.reclaim, self.compute)
+        Settings::new(self.reclaim, self.compute, self.fence)
     }
 }

@@ -29,6 +29,8 @@ pub enum Reason {
     Queued,
     /// It would fit if an administrator had not cordoned GPUs there.
     Cordoned,
+    /// It would fit if GPUs there were not left to ResourceClaims.
+    Claimed,
     /// Too few of its group fit with it (`Shortfall`).
     Gang,
 }
@@ -59,6 +61,7 @@ impl Reason {
             Self::Unfenced,
             Self::Queued,
             Self::Cordoned,
+            Self::Claimed,
             Self::Gang,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
@@ -83,6 +86,7 @@ impl Reason {
             }
             Self::Queued => "pods ahead in the queue go first",
             Self::Cordoned => "the GPUs that it fits on are cordoned",
+            Self::Claimed => "the GPUs that it fits on are left to ResourceClaims",
             Self::Gang => "too few pods of its group fit at the same time",
         }
     }
@@ -118,6 +122,7 @@ impl Reason {
             Self::Unfenced => "unfenced",
             Self::Queued => "queued",
             Self::Cordoned => "gpu_cordoned",
+            Self::Claimed => "gpu_claimed",
             Self::Gang => "group",
         }
     }
@@ -260,6 +265,11 @@ impl Reason {
                 "The node's annotation `cordoned-gpus` lists them, because a GPU needs service.",
                 "Wait, or take them off the list.",
                 "production.md#service-one-gpu",
+            ),
+            Self::Claimed => (
+                "ResourceClaims hold these GPUs or wait for them, or their fence has just been built.",
+                "Wait for the claims to end, or for the fence: it takes some seconds.",
+                "claims.md",
             ),
             Self::Gang => (
                 "The gang waits. kube-scheduler's Event reads `group NAME: 2 of 3 fit`.",

@@ -198,7 +198,7 @@ impl<'k> Trial<'k> {
         spot.left.replace(card, empty);
     }
 
-    /// The GPUs of the node that an administrator has cordoned take pods.
+    /// The GPUs of the node that an administrator has cordoned take pods, and those that are left to claims.
     pub fn uncordon(&mut self, on: &str, pod: &PodFacts) {
         if let Ok(spot) = self.spot(on, pod, &mut Budget::all()) {
             let Spot { node, left, .. } = &mut self.spots[spot];

@@ -1,11 +1,12 @@
 //! The cluster as Lists or watches show it: the extender's ledger, and beside it what only people
 //! want to know.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_admission::keys;
+use gpustow_api::claim::{self, Device, Rule};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{
@@ -17,6 +18,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
+use serde_json::Value;
 
 use crate::Error;
 use crate::advised::Advised;
@@ -70,6 +72,8 @@ pub struct Cluster {
     pub kept_reservations: BTreeMap<String, (Timestamp, String)>,
     /// The admission policies that do not hold, and why.
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
+    /// UUIDs of GPUs that drivers publish and no rule fences: those are left to claims. None if that is not known.
+    unfenced: Option<HashSet<String>>,
     /// The time on the ledger's clock.
     pub now: Duration,
     /// The time of day, for ages.
@@ -129,6 +133,7 @@ impl Cluster {
             kept_reservations: BTreeMap::new(),
             system: System::default(),
             policies: Seen::NotThere,
+            unfenced: None,
             now: BEGINNING,
             wall,
             resource: resource.to_owned(),
@@ -153,6 +158,41 @@ impl Cluster {
         };
         self.config = config;
         self.ledger.configure(gpustow_settings::ledger(&self.spec));
+        let names: Vec<String> = self.reports.keys().cloned().collect();
+        names.iter().for_each(|name| self.open(name));
+    }
+
+    /// ResourceSlices and DeviceTaintRules, if they were read.
+    pub fn set_fence(&mut self, objects: Option<&[Value]>) {
+        self.unfenced = objects.map(|objects| {
+            let (slices, rules): (Vec<_>, Vec<_>) = objects
+                .iter()
+                .partition(|it| it["spec"]["devices"].is_array());
+            let rules: Vec<Rule> = rules
+                .into_iter()
+                .map(Rule::of)
+                .filter(|it| it.epoch.is_some())
+                .collect();
+            let is_fenced = |device: &Device| {
+                rules
+                    .iter()
+                    .any(|rule| rule.device.as_ref() == Some(device))
+            };
+            let devices = slices.into_iter().flat_map(claim::published);
+            let open = devices.filter(|(device, _)| !is_fenced(device));
+            open.flat_map(|(_, uuids)| uuids).collect()
+        });
+    }
+
+    /// Pods may get the GPUs of a node that are not left to claims.
+    fn open(&mut self, node: &str) {
+        let gpus = self.reports.get(node).into_iter().flat_map(|it| &it.gpus);
+        let left = |uuid: &str| self.unfenced.as_ref().is_some_and(|it| it.contains(uuid));
+        let open: Vec<Arc<str>> = gpus
+            .filter(|gpu| !left(&gpu.uuid))
+            .map(|gpu| gpu.uuid.as_str().into())
+            .collect();
+        self.ledger.open(node, open);
     }
 
     /// What the ledger keeps of a pod; `None` if it has no UID.
@@ -279,7 +319,8 @@ impl Cluster {
     fn report(&mut self, gpunode: GpuNode, seen: Duration) {
         let (name, status) = (gpunode.name_any(), gpunode.status.unwrap_or_default());
         self.ledger.apply_gpunode(&name, status.clone(), seen);
-        self.reports.insert(name, status);
+        self.reports.insert(name.clone(), status);
+        self.open(&name);
     }
 
     /// A report is gone.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use gpustow_api::gpunode::Gpu;
 use gpustow_api::owner::of;
 use gpustow_api::sharers::{Promise, requested, volcano_unit};
 use gpustow_api::{PodFacts, names};
@@ -131,11 +132,18 @@ impl<'a> Owners<'a> {
         owners
     }
 
-    /// What other sharers promised of a card.
+    /// What other sharers and claims were promised of a card.
     pub fn promised(&self, node: &str, card: &CardView) -> Mib {
         let pods = self.others.get(node).into_iter().flatten();
         let unit = self.cluster.volcano_unit(node).unwrap_or(1);
-        pods.map(|it| it.on(card, unit)).sum()
+        let claims = self.gpu(node, card).into_iter().flat_map(|gpu| &gpu.claims);
+        let claimed = claims.map(|it| Mib(it.held_mib));
+        pods.map(|it| it.on(card, unit)).chain(claimed).sum()
+    }
+
+    fn gpu(&self, node: &str, card: &CardView) -> Option<&'a Gpu> {
+        let report = self.cluster.reports.get(node)?;
+        report.gpus.iter().find(|gpu| gpu.uuid == card.uuid)
     }
 
     /// Pods that have their share from another sharer or a device plugin, and processes of no pod.
@@ -151,8 +159,7 @@ impl<'a> Owners<'a> {
             until: None,
         });
         let mut owners: Vec<Holder> = held.collect();
-        let report = self.cluster.reports.get(node);
-        let gpu = report.and_then(|it| it.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+        let gpu = self.gpu(node, card);
         if let Some(by) = gpu.and_then(|gpu| gpu.held_by.as_ref()) {
             owners.push(Holder {
                 pod: Some(by.pod.clone()),
@@ -160,6 +167,13 @@ impl<'a> Owners<'a> {
                 ..Holder::default()
             });
         }
+        let claims = gpu.iter().flat_map(|gpu| &gpu.claims);
+        owners.extend(claims.map(|it| Holder {
+            pod: Some(it.pod.clone()),
+            bytes: Some(Mib(it.held_mib).bytes()),
+            through: Some(format!("claim {}", it.claim)),
+            until: None,
+        }));
         let gone = gpu.iter().flat_map(|gpu| &gpu.pods);
         let gone = gone.filter(|it| !self.cluster.pods.contains_key(it.uid.as_str()));
         owners.extend(gone.map(|it| Holder {

@@ -5,6 +5,7 @@ pub(crate) mod files;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use gpustow_api::claim::{GROUP, RULE_VERSIONS};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, PodGroup, PodObject, names};
 use gpustow_policies::admission::{Expected, Weakness};
@@ -68,6 +69,8 @@ pub struct Lists {
     pub pod_groups: Vec<PodGroup>,
     /// DeviceClasses that map an extended resource to devices, with that resource; empty if they may not be read.
     pub device_classes: Vec<(String, String)>,
+    /// ResourceSlices and DeviceTaintRules where the fence between pods and claims is on; `None` if they may not be read.
+    pub fence: Option<Vec<Value>>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The admission policies that do not hold, and why.
@@ -127,6 +130,10 @@ impl Source {
             Seen::Read(config) => config.spec.clone(),
             Seen::NotThere | Seen::Unreadable => GpustowConfigSpec::default(),
         };
+        let fence = match Feature::Claims.is_on(&spec) {
+            true => fence(&client).await.ok(),
+            false => None,
+        };
         let events = match Feature::Reserve.is_on(&spec) {
             true => kept_reservations(&client).await.unwrap_or_default(),
             false => Vec::new(),
@@ -155,6 +162,7 @@ impl Source {
             pods,
             pod_groups: pod_groups.unwrap_or_default(),
             device_classes: classes.unwrap_or_default(),
+            fence,
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
@@ -309,6 +317,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     }
     cluster.namespace = lists.namespace;
     cluster.set_config(lists.config);
+    cluster.set_fence(lists.fence.as_deref());
     cluster.reset_nodes(lists.nodes);
     cluster.reset_gpunodes(lists.gpunodes);
     cluster.reset_pod_groups(&lists.pod_groups);
@@ -346,6 +355,37 @@ async fn device_classes(client: &Client) -> Result<Vec<(String, String)>, Error>
     Ok(classes
         .filter_map(|it| device_class(&it.data, it.metadata.name?))
         .collect())
+}
+
+/// What drivers publish, and what the extender fences of that.
+async fn fence(client: &Client) -> Result<Vec<Value>, Error> {
+    let all = async |version: &str, kind: &str, plural: &'static str, params: ListParams| {
+        let kind = GroupVersionKind::gvk(GROUP, version, kind);
+        let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+        list_by(api, params, plural).await
+    };
+    let mut found = all(
+        "v1",
+        "ResourceSlice",
+        "resourceslices",
+        ListParams::default(),
+    )
+    .await?;
+    let mut refused = None;
+    for version in RULE_VERSIONS {
+        let labelled = ListParams::default().labels(names::CLAIMS_FENCE);
+        match all(version, "DeviceTaintRule", "devicetaintrules", labelled).await {
+            Ok(rules) => {
+                found.extend(rules);
+                let found = found
+                    .into_iter()
+                    .map(|it| serde_json::to_value(it).unwrap_or_default());
+                return Ok(found.collect());
+            }
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    refused.map_or(Ok(Vec::new()), Err)
 }
 
 /// The name of a DeviceClass, and the extended resource that it maps, if it maps one.

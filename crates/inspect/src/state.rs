@@ -62,6 +62,9 @@ pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<St
     if card.cordoned {
         return Some("cordoned".to_owned());
     }
+    if card.claimed {
+        return Some("left to ResourceClaims".to_owned());
+    }
     let report = cluster.reports.get(&*view.name);
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
     let reason = gpu.and_then(|gpu| gpu.reason.as_deref());

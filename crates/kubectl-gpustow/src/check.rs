@@ -3,6 +3,7 @@
 mod bounds;
 pub(crate) mod bundle;
 mod cards;
+mod claims;
 mod configuration;
 mod marks;
 mod parts;

@@ -59,7 +59,8 @@ fn models<'a>(cards: impl Iterator<Item = &'a CardView>) -> Vec<String> {
 fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
     let cards = &view.cards;
     let cordoned = cards.iter().filter(|card| card.cordoned).count();
-    let unhealthy = cards.iter().filter(|card| !card.healthy).count() - cordoned;
+    let unhealthy = |card: &&CardView| !card.healthy && !card.cordoned && !card.claimed;
+    let unhealthy = cards.iter().filter(unhealthy).count();
     let age = cluster.report_age(&view.name);
     let state = if let Some(refuses) = state::node_refuses(cluster, view) {
         Value::Bad(refuses.to_owned())

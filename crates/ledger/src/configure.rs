@@ -8,7 +8,12 @@ impl Ledger {
     /// Goes on with another configuration. Whatever a feature that is off now has reserved is free again, and pods
     /// that are queued are ungated if there is no queue any more.
     pub fn configure(&mut self, config: Config) {
+        let fences = config.fence && !self.parts.config.fence;
         self.parts.config = config;
+        // Without a fence, claims may have come to any of them.
+        if fences {
+            self.close_all();
+        }
         self.parts.scores.set_policy(config.policy);
         let off = self.means.all().into_iter();
         let off = off.filter(|means| means.after(&config).is_none());

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
 use gpustow_api::intree::{self, Constraints};
-use gpustow_books::{Budget, Host, Reason};
+use gpustow_books::{Budget, Host, Node, Reason};
 use gpustow_means::Sight;
 use gpustow_pack::{Choice, Mib, Refusal, Starts};
 
@@ -74,21 +75,23 @@ impl Ledger {
 /// What people are told where the node does not take the pod for this reason.
 pub(crate) fn told(sight: &Sight<'_>, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
     match reason {
-        Reason::Fit(Refusal::Unhealthy) if ends_with_uncordon(sight, pod, name) => Reason::Cordoned,
+        Reason::Fit(Refusal::Unhealthy) => barred(sight, pod, name)
+            .unwrap_or_else(|| sight.refused_because(&pod.uid, name, reason)),
         other => sight.refused_because(&pod.uid, name, other),
     }
 }
 
-/// Would the pod fit if no GPU of the node were cordoned?
-fn ends_with_uncordon(sight: &Sight<'_>, pod: &PodFacts, name: &str) -> bool {
-    let Some(node) = sight.books.node(name) else {
-        return false;
+/// What keeps the pod from the node, if it would fit with no GPU cordoned, and none left to claims.
+fn barred(sight: &Sight<'_>, pod: &PodFacts, name: &str) -> Option<Reason> {
+    let node = sight.books.node(name)?;
+    let any = |bars: fn(&Node, &Gpu) -> bool| node.gpus().iter().any(|gpu| bars(node, gpu));
+    let reason = match any(Node::cordons) {
+        true => Reason::Cordoned,
+        false if any(Node::leaves) => Reason::Claimed,
+        false => return None,
     };
-    if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
-        return false;
-    }
     let mut trial = sight.trial().keeping_nothing();
     trial.uncordon(name, pod);
     let all = &mut Budget::all();
-    trial.fits(pod, name, Host::Beside, all) == Some(true)
+    (trial.fits(pod, name, Host::Beside, all) == Some(true)).then_some(reason)
 }

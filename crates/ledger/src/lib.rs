@@ -48,6 +48,7 @@
 
 mod asleep;
 mod bind;
+mod claims;
 mod configure;
 mod decide;
 mod earmarked;
@@ -71,6 +72,7 @@ use gpustow_means::{Cycles, Parts, Registry, Sight};
 
 pub use asleep::News;
 pub use bind::BindRefusal;
+pub use claims::Fenced;
 pub use decide::{Ask, Filtered};
 pub use gpustow_books::{Budget, Cause, Config, Ended, Outcome, Reason};
 pub use gpustow_means::{

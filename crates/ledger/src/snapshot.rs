@@ -62,6 +62,8 @@ pub struct CardView {
     pub healthy: bool,
     /// That is because an administrator cordoned it ([`gpustow_api::names::CORDONED_GPUS`]).
     pub cordoned: bool,
+    /// That is because it is left to ResourceClaims ([`Config::fence`](crate::Config::fence)).
+    pub claimed: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
     /// Its compute, if shared.
@@ -198,6 +200,7 @@ impl Ledger {
                 unmanaged: Mib(gpu.unmanaged_mib),
                 healthy: card.usable,
                 cordoned: node.cordons(gpu),
+                claimed: node.leaves(gpu) && gpu.healthy && !node.cordons(gpu),
                 limit: card.limit,
                 compute: card.compute,
                 slices: card.slices,

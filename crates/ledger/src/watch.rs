@@ -180,10 +180,11 @@ impl Ledger {
 
     /// These pods, as they are here, could not be fenced when the epoch began. The call comes once the
     /// ledger has all that was written to pods before that, and before the first decision. What an
-    /// earlier epoch withheld is given back.
+    /// earlier epoch withheld is given back, and what it opened is closed.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
         let change = self.parts.books.withhold(pods);
         self.follow(change);
+        self.close_all();
     }
 
     /// How many pods could not be fenced.

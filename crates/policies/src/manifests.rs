@@ -21,9 +21,10 @@ macro_rules! policies {
     };
 }
 
-const POLICIES: [(&str, &str); 10] = policies! {
+const POLICIES: [(&str, &str); 11] = policies! {
     "agent/policy.yaml" "agent"
     "certificate/policy.yaml" "webhook-certificate"
+    "claims/policy.yaml" "claims"
     "core/policies/admitted.yaml" "admitted"
     "core/policies/annotations.yaml" "annotations"
     "core/policies/extender.yaml" "extender"
@@ -129,8 +130,8 @@ macro_rules! constants {
     ($($name:ident)*) => { [$((stringify!($name), names::$name)),*] };
 }
 
-const NAMES: [(&str, &str); 52] = constants! {
-    ADOPTED ADOPT_LABEL AGENT ASSIGNMENT CDI_DOMAIN CDI_OF CONFIRMED DEVICES_OF DRIVER_CAPABILITIES
+const NAMES: [(&str, &str); 53] = constants! {
+    ADOPTED ADOPT_LABEL AGENT ASSIGNMENT CDI_DOMAIN CDI_OF CLAIMS_FENCE CONFIRMED DEVICES_OF DRIVER_CAPABILITIES
     EPOCH EXTENDER FENCE RESERVATION GATE GPU_COUNT_LABEL GPU_MEMORY_LABEL GPU_MODEL_LABEL HOSTNAME
     KNOWN_LABEL STARTUP_TAINT PLACEHOLDER PLACEHOLDER_CLASS PLACEHOLDER_FOR PLACEHOLDER_IMAGE GROUP
     GUARD_LABEL MANAGED_LABEL MEM_BYTES BYTES_OF MEM_MIB MEM_SHARE MIB_OF MPS_OF NAMESPACE NVIDIA_GPU MEMORY_LIMIT

@@ -20,6 +20,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         reserve,
         defragment,
         provision,
+        claims,
         disruptions,
     } = spec;
     let fixed = Config::default();
@@ -51,6 +52,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         // All leave within a minute: the room of their replacements is not kept for much longer.
         empty_at_once: count(disruptions.per_minute.min(disruptions.per_node_per_minute)),
         provision: count(provision.max),
+        fence: claims.fence,
         least_nodes: fixed.least_nodes,
         compute: scheduling.max_compute_percent,
         search_steps: fixed.search_steps,

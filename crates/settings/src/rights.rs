@@ -18,17 +18,20 @@ pub enum Feature {
     Defragment,
     /// `spec.provision`.
     Provision,
+    /// `spec.claims`.
+    Claims,
 }
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Queue,
         Self::Reclaim,
         Self::Preempt,
         Self::Reserve,
         Self::Defragment,
         Self::Provision,
+        Self::Claims,
     ];
 
     /// The type of its condition.
@@ -41,6 +44,7 @@ impl Feature {
             Self::Reserve => "Reserve",
             Self::Defragment => "Defragment",
             Self::Provision => "Provision",
+            Self::Claims => "Claims",
         }
     }
 
@@ -54,6 +58,7 @@ impl Feature {
             Self::Reserve => spec.reserve.after.0.is_some(),
             Self::Defragment => spec.defragment.evictions_per_hour > 0,
             Self::Provision => spec.provision.max > 0,
+            Self::Claims => spec.claims.fence,
         }
     }
 
@@ -66,6 +71,7 @@ impl Feature {
             Self::Reclaim | Self::Defragment => Right::EVICT,
             Self::Preempt => Right::DELETE,
             Self::Provision => Right::CREATE,
+            Self::Claims => Right::FENCE,
             Self::Reserve if !spec.reserve.mark_nodes => return None,
             Self::Reserve => Right::MARK,
         };
@@ -81,6 +87,7 @@ pub struct Right {
     /// The folder below `manifests` with that ClusterRole.
     pub component: &'static str,
     verb: &'static str,
+    group: Option<&'static str>,
     resource: &'static str,
     subresource: Option<&'static str>,
 }
@@ -91,6 +98,7 @@ impl Right {
         role: "gpustow-queue",
         component: "queue",
         verb: "patch",
+        group: None,
         resource: "pods",
         subresource: None,
     };
@@ -99,6 +107,7 @@ impl Right {
         role: "gpustow-disruptions",
         component: "disruptions",
         verb: "create",
+        group: None,
         resource: "pods",
         subresource: Some("eviction"),
     };
@@ -123,14 +132,23 @@ impl Right {
         subresource: None,
         ..Self::EVICT
     };
+    /// To keep claims off GPUs.
+    pub const FENCE: Self = Self {
+        role: "gpustow-claims",
+        component: "claims",
+        group: Some("resource.k8s.io"),
+        resource: "devicetaintrules",
+        ..Self::CREATE
+    };
 
     /// Every one.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::UNGATE,
         Self::EVICT,
         Self::DELETE,
         Self::CREATE,
         Self::MARK,
+        Self::FENCE,
     ];
 
     /// The permission that the feature with this name needs as it is set.
@@ -145,6 +163,7 @@ impl Right {
     pub fn attributes(&self) -> ResourceAttributes {
         ResourceAttributes {
             verb: Some(self.verb.to_owned()),
+            group: self.group.map(str::to_owned),
             resource: Some(self.resource.to_owned()),
             subresource: self.subresource.map(str::to_owned),
             ..ResourceAttributes::default()

@@ -55,6 +55,11 @@ pub(crate) fn pod_groups(minor: u32) -> Option<&'static str> {
     (minor == 37).then_some("GenericWorkload=true")
 }
 
+/// The feature of Kubernetes by which rules taint devices, where it is not on by itself but can be.
+pub(crate) fn device_taints(minor: u32) -> Option<&'static str> {
+    (minor == 36).then_some("DRADeviceTaintRules=true")
+}
+
 /// Flags of kube-apiserver about who may do what: where kubelets run the pods, as in a cluster in use.
 /// TaintNodesByCondition would leave every node tainted, for want of node lifecycle; elsewhere
 /// ServiceAccount would hold pods back until the controller made the account.

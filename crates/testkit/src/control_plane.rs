@@ -19,7 +19,7 @@ use kube::{Client, Config, CustomResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::binaries::{Binaries, admission, beta_policies, binaries, pod_groups};
+use crate::binaries::{Binaries, admission, beta_policies, binaries, device_taints, pod_groups};
 use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
@@ -122,6 +122,10 @@ impl ControlPlane {
         if let Some(feature) = pod_groups(minor) {
             flags.push(format!("--feature-gates={feature}"));
             flags.push("--runtime-config=scheduling.k8s.io/v1beta1=true".to_owned());
+        }
+        if let Some(feature) = device_taints(minor) {
+            flags.push(format!("--feature-gates={feature}"));
+            flags.push("--runtime-config=resource.k8s.io/v1beta2=true".to_owned());
         }
         let api_server = run(&bin, &dir, "kube-apiserver", flags)?;
 

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use gpustow_api::names;
 use serde_yaml::Value;
 
-use crate::binaries::pod_groups;
+use crate::binaries::{device_taints, pod_groups};
 use crate::control_plane::ControlPlane;
 use crate::extender::Extender;
 use crate::net::{free_port, get};
@@ -113,7 +113,13 @@ impl Scheduler {
             ),
             "--v=2".to_owned(),
         ];
-        args.extend(pod_groups(cluster.minor()).map(|it| format!("--feature-gates={it}")));
+        let features = [pod_groups(cluster.minor()), device_taints(cluster.minor())];
+        args.extend(
+            features
+                .iter()
+                .flatten()
+                .map(|it| format!("--feature-gates={it}")),
+        );
         let process = cluster.run("kube-scheduler", args)?;
         let scheduler = Scheduler {
             process,

@@ -8,6 +8,7 @@
 {{- end }}
 {{- if .Values.disruptions }}{{- $files = append $files "disruptions/rbac.yaml" }}{{- end }}
 {{- if dig "provision" "max" 0 .Values.config | int }}{{- $files = concat $files (list "provision/policy.yaml" "provision/rbac.yaml") }}{{- end }}
+{{- if dig "claims" "fence" false .Values.config }}{{- $files = concat $files (list "claims/policy.yaml" "claims/rbac.yaml") }}{{- end }}
 {{- if eq .Values.webhook.certificate "selfSigned" }}{{- $files = concat $files (list "certificate/policy.yaml" "certificate/rbac.yaml") }}{{- end }}
 {{- if .Values.guard }}
 {{- $files = append $files "guard/policy.yaml" }}

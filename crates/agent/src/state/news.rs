@@ -35,6 +35,7 @@ impl State {
                     gpu.memory_limit.clone(),
                     gpu.mps,
                     gpu.mig.clone(),
+                    gpu.claims.clone(),
                 )
             };
             key(old) == key(new)

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fake_nvml::{Event, Gpu};
+use gpustow_agent::claims::Held;
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::state::State;
@@ -202,8 +203,12 @@ fn a_pod_whose_card_was_given_away_once_more_is_told() {
         pod: "team/whole".to_owned(),
         through: "claim c of gpu.nvidia.com".to_owned(),
     };
+    let held = Held {
+        whole: Some(by),
+        claims: Vec::new(),
+    };
     let held = ["GPU-0", "GPU-1"]
-        .map(|uuid| (uuid.to_owned(), by.clone()))
+        .map(|uuid| (uuid.to_owned(), held.clone()))
         .into();
     let mut state = state();
     let gone = |_| gpustow_agent::processes::Who::Gone;

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use gpustow_agent::claims::{Slices, held as cards_held};
+use gpustow_agent::claims::{Claims, Held, Slices, held as cards_held};
 use gpustow_agent::devices::Card;
 use gpustow_agent::podresources::held;
-use gpustow_api::gpunode::Place;
+use gpustow_api::claim;
+use gpustow_api::gpunode::{ClaimUse, HeldBy, Place};
 use http::{HeaderMap, Response};
 use prost::Message;
 use serde_json::{Value, json};
@@ -107,6 +108,21 @@ async fn ask_with(
     status: &'static str,
     slices: &[Value],
 ) -> Result<HashMap<String, String>, String> {
+    let held = held_with(body, status, slices, &Claims::new()).await?;
+    let held = held.into_iter().filter_map(|(uuid, held)| {
+        let by = held.whole?;
+        Some((uuid, format!("{} through {}", by.pod, by.through)))
+    });
+    Ok(held.collect())
+}
+
+/// The same with what claims consume.
+async fn held_with(
+    body: Vec<u8>,
+    status: &'static str,
+    slices: &[Value],
+    consumed: &Claims,
+) -> Result<HashMap<String, Held>, String> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -124,11 +140,12 @@ async fn ask_with(
     });
     let answer = held(&socket).await.map_err(|error| error.to_string());
     server.abort();
-    let held = cards_held(&answer?, &Slices::of(slices), &cards());
-    let held = held.into_iter();
-    Ok(held
-        .map(|(uuid, by)| (uuid, format!("{} through {}", by.pod, by.through)))
-        .collect())
+    Ok(cards_held(
+        &answer?,
+        &Slices::of(slices),
+        consumed,
+        &cards(),
+    ))
 }
 
 fn framed(message: &[u8]) -> Vec<u8> {
@@ -246,6 +263,123 @@ async fn cards_of_claims_are_found_by_what_their_drivers_publish() {
             .iter()
             .map(|&uuid| (uuid.to_owned(), through.clone()));
         assert_eq!(held, expected.collect(), "{driver}/{name}");
+    }
+}
+
+/// Parts of GPUs, and what cannot be told, are held whole.
+#[tokio::test]
+async fn claims_hold_what_their_status_says_and_whole_cards_without_it() {
+    let device = |name: &str, uuid: &str, parent: Option<&str>| json!({ "name": name, "attributes": { "uuid": { "string": uuid }, "parentUUID": { "string": parent } } });
+    let slices = [
+        json!({ "spec": { "driver": "gpu.nvidia.com", "pool": { "name": "node-1" }, "devices": [
+        device("gpu-0", "GPU-0", None), device("gpu-1", "GPU-1", None), device("part", "MIG-9", Some("GPU-2")),
+    ] } }),
+    ];
+    let result = |device: &str, memory: Value, admin: bool| {
+        json!({ "driver": "gpu.nvidia.com", "pool": "node-1", "device": device, "adminAccess": admin,
+                "consumedCapacity": { "memory": memory } })
+    };
+    let ask = |results: Vec<Value>| {
+        let held =
+            ["gpu-0", "gpu-0", "gpu-1", "part"].map(|name| ("gpu.nvidia.com", name, &[][..]));
+        let claim = json!({ "status": { "allocation": { "devices": { "results": results } } } });
+        let name = ("team".to_owned(), "c".to_owned());
+        let consumed = Claims::from([(name, claim::consumed(&claim))]);
+        let (body, slices) = (claims(&held), slices.clone());
+        async move { held_with(body, "0", &slices, &consumed).await.unwrap() }
+    };
+    let whole = || Held {
+        whole: Some(HeldBy {
+            pod: "team/dra".to_owned(),
+            through: "claim c of gpu.nvidia.com".to_owned(),
+        }),
+        claims: Vec::new(),
+    };
+    let exact = |held_mib| Held {
+        whole: None,
+        claims: vec![ClaimUse {
+            claim: "team/c".to_owned(),
+            pod: "team/dra".to_owned(),
+            held_mib,
+        }],
+    };
+    let expect =
+        |gpu_0: Option<Held>, gpu_1: Option<Held>, gpu_2: Option<Held>| -> HashMap<String, Held> {
+            let all = [
+                ("GPU-0", gpu_0),
+                ("GPU-1", gpu_1),
+                ("MIG-7", gpu_2.clone()),
+                ("MIG-8", gpu_2),
+            ];
+            let all = all
+                .into_iter()
+                .filter_map(|(uuid, held)| Some((uuid.to_owned(), held?)));
+            all.collect()
+        };
+    let some = json!("1Gi");
+    let two = vec![
+        result("gpu-0", some.clone(), false),
+        result("gpu-0", some.clone(), false),
+        result("gpu-1", json!("5Gi"), false),
+        result("part", some.clone(), false),
+    ];
+    assert_eq!(
+        ask(two).await,
+        expect(Some(exact(2048)), Some(exact(5120)), Some(whole()))
+    );
+    let admin = vec![
+        result("gpu-0", json!(null), true),
+        result("gpu-1", json!("-5Gi"), false),
+        result("part", json!(null), true),
+    ];
+    assert_eq!(ask(admin).await, expect(None, Some(whole()), None));
+    assert_eq!(
+        ask(vec![]).await,
+        expect(Some(whole()), Some(whole()), Some(whole()))
+    );
+}
+
+#[tokio::test]
+async fn a_claim_that_pods_share_counts_once_and_too_many_claims_hold_the_whole_card() {
+    let devices = [
+        json!({ "spec": { "driver": "d", "pool": { "name": "node-1" }, "devices": [
+        { "name": "gpu-0", "attributes": { "uuid": { "string": "GPU-0" } } },
+    ] } }),
+    ];
+    let of = |claim: usize| Claim {
+        name: format!("c{claim}"),
+        namespace: "team".to_owned(),
+        devices: vec![ClaimDevice {
+            driver: "d".to_owned(),
+            pool: "node-1".to_owned(),
+            name: "gpu-0".to_owned(),
+            ..ClaimDevice::default()
+        }],
+    };
+    let pod = |claim: usize| Pod {
+        name: format!("p{claim}"),
+        namespace: "team".to_owned(),
+        containers: vec![Container {
+            claims: vec![of(claim)],
+            ..Container::default()
+        }],
+    };
+    let consumed = json!({ "status": { "allocation": { "devices": { "results": [
+        { "driver": "d", "pool": "node-1", "device": "gpu-0", "consumedCapacity": { "memory": "1Mi" } },
+    ] } } } });
+    let consumed = |claim: usize| {
+        (
+            ("team".to_owned(), format!("c{claim}")),
+            claim::consumed(&consumed),
+        )
+    };
+    for (claims, whole) in [(256, false), (257, true)] {
+        let pods = (0..claims).chain(0..claims).map(pod).collect();
+        let body = framed(&List { pods }.encode_to_vec());
+        let consumed = (0..claims).map(consumed).collect();
+        let held = held_with(body, "0", &devices, &consumed).await.unwrap();
+        let held = &held["GPU-0"];
+        assert_eq!((held.whole.is_some(), held.claimed().0), (whole, 256));
     }
 }
 

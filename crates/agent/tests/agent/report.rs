@@ -1,10 +1,12 @@
 //! Whose memory a report says it is, and when it is worth a write.
 
 use fake_nvml::{Gpu, Process};
+use gpustow_agent::claims::Held;
 use gpustow_agent::devices::Reading;
+use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
-use gpustow_api::gpunode::{ContainerUse, GpuNodeStatus, HeldBy, PodUse};
+use gpustow_api::gpunode::{ClaimUse, ContainerUse, GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
 use gpustow_pack::Mib;
 use serde_json::json;
@@ -147,7 +149,9 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
         pod: "team/whole".to_owned(),
         through: names::NVIDIA_GPU.to_owned(),
     };
-    let held = [("GPU-0".to_owned(), by.clone())].into();
+    let whole = Some(by.clone());
+    let claims = Vec::new();
+    let held = [("GPU-0".to_owned(), Held { whole, claims })].into();
     state.read(host.read().as_ref(), &none, &held, |_| Who::Gone, at(0));
     let gpu = status_of(&state, &none).gpus.remove(0);
     assert_eq!(gpu.held_by, Some(by));
@@ -162,6 +166,57 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
     host.sample(&mut state, &none, at(1));
     let gpu = status_of(&state, &none).gpus.remove(0);
     assert_eq!((gpu.healthy, gpu.held_by), (true, None));
+}
+
+#[test]
+fn a_claim_is_charged_for_what_it_holds_or_uses_and_the_rest_takes_pods() {
+    let other = json!({ "metadata": { "namespace": "team", "name": "dra", "uid": OTHER }, "spec": { "containers": [] } });
+    let other = serde_json::from_value(other).unwrap();
+    let other = NodePods::new(NodePod::from_pod(&other, names::GPU_MEM));
+    let claim = ClaimUse {
+        claim: "team/c".to_owned(),
+        pod: "team/dra".to_owned(),
+        held_mib: 8192,
+    };
+    let held = Held {
+        whole: None,
+        claims: vec![claim.clone()],
+    };
+    let held = [("GPU-0".to_owned(), held)].into();
+    // In use by the claim's pod, and by the host.
+    for (used, host, unmanaged) in [
+        (0, 0, 8192),
+        (1000, 0, 8192),
+        (9000, 0, 9000),
+        (1000, 500, 8692),
+    ] {
+        let processes = [process(1, used), process(2, host)];
+        let machine = machine(vec![Gpu {
+            processes: processes
+                .into_iter()
+                .filter(|it| it.used_mib > Some(0))
+                .collect(),
+            used_mib: Some(used + host),
+            ..h100(0)
+        }]);
+        let node = Host::new(&machine);
+        node.process(1, &cgroup_of(OTHER));
+        let mut state = state();
+        let who = |pid| match pid {
+            1 => Who::Pod(gpustow_agent::cgroup::Owner {
+                pod: OTHER.into(),
+                container: None,
+            }),
+            _ => Who::Host,
+        };
+        state.read(node.read().as_ref(), &other, &held, who, at(0));
+        let gpu = status_of(&state, &other).gpus.remove(0);
+        assert!(gpu.healthy && gpu.held_by.is_none());
+        assert_eq!(
+            (gpu.unmanaged_mib, &gpu.claims),
+            (unmanaged, &vec![claim.clone()])
+        );
+    }
 }
 
 /// Force-deleted: the API server did not wait for its end.

@@ -156,13 +156,11 @@ impl Books {
         for (uuid, _) in &held.assignment.charges {
             let card = node.card(uuid).ok_or(Reason::Fit(Refusal::NoRoom))?;
             if !card.usable {
-                let healthy = node
-                    .gpus()
-                    .iter()
-                    .any(|gpu| *gpu.uuid == **uuid && gpu.healthy);
-                return Err(match healthy {
-                    true => Reason::Cordoned,
-                    false => Reason::Fit(Refusal::Unhealthy),
+                let gpu = node.gpus().iter().find(|gpu| *gpu.uuid == **uuid);
+                return Err(match gpu.filter(|gpu| gpu.healthy) {
+                    Some(gpu) if node.leaves(gpu) => Reason::Claimed,
+                    Some(_) => Reason::Cordoned,
+                    None => Reason::Fit(Refusal::Unhealthy),
                 });
             }
             if held.request.limit() > card.limit {

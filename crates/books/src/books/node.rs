@@ -15,7 +15,7 @@ use super::gate::Gate;
 use super::hold::Hold;
 use super::index::Marks;
 use super::twins::{self, Elsewhere};
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
 
 /// A pod's UID.
 pub type Uid = Arc<str>;
@@ -49,6 +49,8 @@ pub struct Node {
     reserved: HashMap<Uid, Hold>,
     /// For pods that an earlier extender may still bind here: see [`super::unfenced`].
     withheld: HashMap<Uid, Hold>,
+    /// The UUIDs of the cards that pods may have, where others are left to ResourceClaims.
+    open: HashSet<Arc<str>>,
     /// What pods hold of its cards through other nodes that report them too.
     elsewhere: Elsewhere,
     /// The view for a new pod; follows from the fields above.
@@ -74,13 +76,16 @@ pub struct Settings {
     weighs_use: bool,
     /// Hundredths of its compute that pods may hold together of a card with MPS.
     compute: u16,
+    /// Pods may have only those cards that were opened for them: the others are left to ResourceClaims.
+    fence: bool,
 }
 
 impl Settings {
-    pub fn new(weighs_use: bool, compute: u16) -> Self {
+    pub fn new(weighs_use: bool, compute: u16, fence: bool) -> Self {
         Self {
             weighs_use,
             compute,
+            fence,
         }
     }
 }
@@ -349,6 +354,23 @@ impl Node {
     /// True if an administrator lets the GPU take no new pods.
     pub fn cordons(&self, gpu: &Gpu) -> bool {
         self.facts.as_ref().is_some_and(|facts| facts.cordons(gpu))
+    }
+
+    /// True if the card is left to ResourceClaims.
+    pub fn leaves(&self, gpu: &Gpu) -> bool {
+        self.settings.fence && !self.open.contains(&*gpu.uuid)
+    }
+
+    /// Pods may have these cards. True if that is new.
+    pub(super) fn open(&mut self, open: HashSet<Arc<str>>) -> bool {
+        let is_new = self.open != open;
+        self.open = open;
+        is_new
+    }
+
+    /// Pods may not have this card. True if they could before.
+    pub(super) fn close(&mut self, uuid: &str) -> bool {
+        self.open.swap_remove(uuid)
     }
 
     /// Recomputes the view. True if a card has more room than before.

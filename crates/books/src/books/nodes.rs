@@ -77,6 +77,26 @@ impl Books {
         change
     }
 
+    /// Pods may have these cards of the node, and no others where the fence is on.
+    pub fn open(&mut self, name: &str, open: HashSet<Arc<str>>) -> Option<Change> {
+        let node = self.nodes.get_mut(name);
+        node.is_some_and(|node| node.open(open)).then(|| {
+            let mut change = Change::default();
+            self.touch(name, &mut change);
+            change
+        })
+    }
+
+    /// Pods may not have this card any more.
+    pub fn close(&mut self, name: &str, uuid: &str) -> Change {
+        let mut change = Change::default();
+        let node = self.nodes.get_mut(name);
+        if node.is_some_and(|node| node.close(uuid)) {
+            self.touch(name, &mut change);
+        }
+        change
+    }
+
     /// Nodes that a list with these names lacks.
     pub fn nodes_beside(&self, listed: &HashSet<&str>) -> Vec<Arc<str>> {
         let names = self.nodes.keys();

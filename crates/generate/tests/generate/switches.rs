@@ -87,6 +87,11 @@ provision.max
     loop: provision::there_are_no_more_than_the_administrator_allows
     off: provision::there_is_none_unless_the_administrator_wants_it
     takeover: provision::the_next_leader_keeps_the_placeholder_and_deletes_it_in_the_end
+claims.fence
+    filter: claims::fence_lets_pods_have_only_gpus_that_were_opened
+    loop: claims::a_whole_gpu_is_released_to_a_claim_that_waits_and_returns_to_the_pods
+    off: claims::a_cluster_without_device_taint_rules_says_so_and_places_pods
+    takeover: claims::rules_outlive_their_deletion_by_hand_and_their_leader
 disruptions.perMinute
     loop: fragmented::when_the_preemptor_is_deleted_half_way_the_next_victim_stays
 disruptions.perNodePerMinute

@@ -113,6 +113,9 @@ impl Lists {
                 let class = device_class(&object, name.to_owned());
                 self.device_classes.extend(class);
             }
+            "DeviceTaintRule" | "ResourceSlice" => {
+                self.fence.get_or_insert_default().push(object);
+            }
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),

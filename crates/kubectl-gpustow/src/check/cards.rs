@@ -36,6 +36,7 @@ pub(super) fn look(
     } else if !gpu.healthy && state::unread(cluster, &view.name).is_none() {
         failed(cluster, gpu, view, card, findings);
     }
+    claimed(gpu, view, card, findings);
     let unknown = card.unmanaged.minus(owners.promised(&view.name, card));
     if unknown > Mib(2048) {
         findings.add(
@@ -130,6 +131,29 @@ fn over(
         _ => Level::Info,
     };
     findings.add(level, format!("pod/{}", pod.full_name()), problem, fix);
+}
+
+/// ResourceClaims that came after our pods: what allocates them does not know of these.
+fn claimed(gpu: &Gpu, view: &NodeView, card: &CardView, findings: &mut Findings) {
+    let claimed: Mib = gpu.claims.iter().map(|it| Mib(it.held_mib)).sum();
+    let over = (claimed + card.held).minus(card.capacity);
+    if claimed == Mib::ZERO || card.held == Mib::ZERO || over == Mib::ZERO {
+        return;
+    }
+    let claims: Vec<&str> = gpu.claims.iter().map(|it| it.claim.as_str()).collect();
+    findings.add(
+        Level::Error,
+        format!("node/{}", view.name),
+        format!(
+            "GPU {}: pods hold {} and ResourceClaims {} ({}), which is {} too much",
+            card.index,
+            memory(card.held),
+            memory(claimed),
+            claims.join(", "),
+            memory(over)
+        ),
+        "delete a pod of one of the two, and set spec.claims.fence of the GpustowConfig: docs/claims.md",
+    );
 }
 
 /// Something that does not know gpustow has given the card away.

@@ -143,6 +143,10 @@ fn features(cluster: &Cluster, findings: &mut Findings) {
                     ),
                 )
             }
+            config::NOT_SERVED if condition.type_ != config::WORKING => (
+                format!("{} does not work: {}", condition.type_, condition.message),
+                "upgrade the cluster, or turn the feature off: docs/claims.md".to_owned(),
+            ),
             config::UNREADABLE => (
                 condition.message.clone(),
                 "correct the object, or install the same version everywhere".to_owned(),

@@ -46,6 +46,7 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
             );
         }
     }
+    super::claims::look(cluster, findings);
     units(cluster, findings);
     for node in cluster.nodes.keys() {
         let gpushares = unit(cluster, node).map(|unit| (names::GPUSHARE_MEM, unit.to_owned()));

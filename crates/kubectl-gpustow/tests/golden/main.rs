@@ -6,6 +6,7 @@ mod advise;
 mod auto;
 mod capacity;
 mod check;
+mod claims;
 mod compute;
 mod cordons;
 mod defrag;

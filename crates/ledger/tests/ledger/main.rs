@@ -8,6 +8,7 @@ mod bounds;
 mod budget;
 mod build;
 mod burst;
+mod claims;
 mod compute;
 mod cordons;
 mod counted;

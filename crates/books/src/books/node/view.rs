@@ -61,7 +61,10 @@ impl Node {
                     None => capacity.minus(taken),
                 },
                 model,
-                usable: gpu.healthy && !self.cordons(gpu) && gpu.mig.is_some() == slices.is_some(),
+                usable: gpu.healthy
+                    && !self.cordons(gpu)
+                    && !self.leaves(gpu)
+                    && gpu.mig.is_some() == slices.is_some(),
                 slices,
                 starts: self.starts_on(&gpu.uuid, &counts).max(elsewhere.starts),
                 limit: gpu.limit(),
