@@ -77,6 +77,8 @@ pub struct Whole {
     /// Cards of nodes with a GPU pod, in percent of all: what runs, and is paid for, if an empty node
     /// is switched off.
     pub running_pct: f64,
+    /// Pods that asked for more than four whole cards and were turned away, in percent of those that came so far.
+    pub refused_pct: f64,
 }
 
 impl Whole {
@@ -94,6 +96,7 @@ impl Whole {
             empty_large: empty().filter(|host| cards(host) == most).count() as f64,
             largest: hosts.iter().map(free).max().unwrap_or(0) as f64,
             running_pct: 100.0 * (all - idle) as f64 / all.max(1) as f64,
+            refused_pct: 0.0,
         }
     }
 }
@@ -117,6 +120,9 @@ pub struct Run {
     pub decision_ns: Vec<u64>,
 }
 
+/// Pods of more than four whole cards.
+const LARGEST: &str = "8-gpu";
+
 /// What a pod's demand is called in reports.
 #[must_use]
 pub fn kind(job: &Job) -> &'static str {
@@ -126,7 +132,7 @@ pub fn kind(job: &Job) -> &'static str {
         (true, 1) => "1-gpu",
         (true, 2) => "2-gpu",
         (true, 3..=4) => "4-gpu",
-        (true, _) => "8-gpu",
+        (true, _) => LARGEST,
     }
 }
 
@@ -175,6 +181,7 @@ pub fn replay(
     let (mut arrived, mut used, mut idle, mut unplaced) = (0, 0, cards, 0);
     let mut run = Run::default();
     let mut buckets: BTreeMap<u32, (f64, f64, u32)> = BTreeMap::new();
+    let (mut large, mut refused) = (0_u32, 0_u32);
     let pods = experiment.arrivals.len();
     for (id, job) in experiment.arrivals.iter().enumerate() {
         let what = || format!("{choice}, seed {seed}");
@@ -191,6 +198,9 @@ pub fn replay(
         run.decision_ns
             .push(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let percent = 100.0 * arrived as f64 / cards;
+        let is_large = kind(job) == LARGEST;
+        large += u32::from(is_large);
+        refused += u32::from(is_large && placed.is_none());
         if let Some(placed) = placed {
             let host = hosts.get_mut(placed.host);
             if !host.is_some_and(|host| host.take(job, &placed.cards)) {
@@ -211,7 +221,10 @@ pub fn replay(
             unplaced += job.demand();
         }
         let level = percent.round() as u32;
-        run.whole.entry(level).or_insert_with(|| Whole::of(&hosts));
+        run.whole.entry(level).or_insert_with(|| Whole {
+            refused_pct: 100.0 * f64::from(refused) / f64::from(large.max(1)),
+            ..Whole::of(&hosts)
+        });
         let bucket = buckets.entry(level).or_default();
         bucket.0 += 100.0 * used as f64 / capacity as f64;
         bucket.1 += 100.0 * waste.total() / idle.max(1.0);

@@ -10,7 +10,7 @@ use crate::replay::{Run, Whole};
 /// Levels of arrivals, in percent of the cards, that tables show.
 pub const LEVELS: [u32; 5] = [90, 95, 100, 115, 130];
 /// Percent of arrivals at which a partly full cluster is shown.
-const PARTIAL: [u32; 4] = [20, 40, 60, 80];
+const PARTIAL: [u32; 5] = [20, 40, 60, 80, 100];
 
 /// A mean over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -144,11 +144,12 @@ impl Summary {
 type Column = (&'static str, fn(&Whole) -> f64);
 
 /// The columns that describe a partly full cluster.
-pub const WHOLE: [Column; 4] = [
+pub const WHOLE: [Column; 5] = [
     ("empty_nodes", |whole| whole.empty),
     ("empty_large_nodes", |whole| whole.empty_large),
     ("largest_free_gpus", |whole| whole.largest),
     ("running_gpus_pct", |whole| whole.running_pct),
+    ("refused_large_pods_pct", |whole| whole.refused_pct),
 ];
 
 /// The width of the column of names.
@@ -158,13 +159,13 @@ fn width<N: AsRef<str>>(summaries: &[(N, Summary)]) -> usize {
 }
 
 /// What is whole in a partly full cluster as a table, one policy per line: empty nodes, empty nodes of
-/// the largest kind, most free GPUs on one node, percent of GPUs on nodes that run.
+/// the largest kind, most free GPUs on one node, percent of GPUs on nodes that run, percent of 8-GPU pods turned away.
 #[must_use]
 pub fn whole_table<N: AsRef<str>>(summaries: &[(N, Summary)]) -> String {
     let width = width(summaries);
     let mut text = format!("{:<width$}", "empty nodes");
     for level in PARTIAL {
-        text += &format!("{:>28}", format!("@{level}"));
+        text += &format!("{:>34}", format!("@{level}"));
     }
     text.push('\n');
     for (name, summary) in summaries {
@@ -172,10 +173,10 @@ pub fn whole_table<N: AsRef<str>>(summaries: &[(N, Summary)]) -> String {
         for level in PARTIAL {
             let shown = summary.whole.get(&level).map(|whole| {
                 let mean = |name| whole.get(name).map_or(0.0, |mean: &Mean| mean.mean);
-                let [empty, large, largest, running] = WHOLE.map(|(name, _)| mean(name));
-                format!("{empty:.1}/{large:.1}/{largest:.1}/{running:.1} %")
+                let [empty, large, largest, running, refused] = WHOLE.map(|(name, _)| mean(name));
+                format!("{empty:.1}/{large:.1}/{largest:.1}/{running:.1} %/{refused:.1} %")
             });
-            text += &format!("{:>28}", shown.unwrap_or_default());
+            text += &format!("{:>34}", shown.unwrap_or_default());
         }
         text.push('\n');
     }

@@ -35,13 +35,18 @@ pub enum Choice {
     FgdRandomTies,
     /// The host with the least free GPU, its tightest card.
     FullestNode,
+    /// Stock kube-scheduler with dynamic resource allocation and consumable capacity: its default scores of CPU and host
+    /// memory, a random one of equals, and the first devices that fit.
+    Dra,
+    /// The same with `MostAllocated` for CPU and host memory.
+    DraMostAllocated,
     /// One of gpustow's own.
     Own(PolicyKind),
 }
 
 impl Choice {
     /// Those that are not gpustow's own.
-    pub const BASELINES: [Self; 8] = [
+    pub const BASELINES: [Self; 10] = [
         Self::Random,
         Self::DotProd,
         Self::Clustering,
@@ -50,6 +55,8 @@ impl Choice {
         Self::Fgd,
         Self::FgdRandomTies,
         Self::FullestNode,
+        Self::Dra,
+        Self::DraMostAllocated,
     ];
 
     /// Every policy.
@@ -71,6 +78,8 @@ impl Choice {
             Self::Fgd => "fgd",
             Self::FgdRandomTies => "fgd-random-ties",
             Self::FullestNode => "fullest-node",
+            Self::Dra => "dra",
+            Self::DraMostAllocated => "dra-most-allocated",
             Self::Own(kind) => kind.name(),
         }
     }

@@ -18,6 +18,8 @@ pub(super) struct Scored {
     random: Random,
     /// Pods of each kind on each host.
     kinds: Vec<[u32; KINDS]>,
+    /// CPU and host memory of each host while it was empty.
+    sizes: Vec<(u64, u64)>,
 }
 
 fn kind(job: &Job) -> usize {
@@ -89,13 +91,54 @@ fn packing(host: &Host, job: &Job) -> i64 {
     }
 }
 
+/// The sum of the scores of kube-scheduler's plugins NodeResourcesFit and NodeResourcesBalancedAllocation, by the whole
+/// numbers of `least_allocated.go`, `most_allocated.go` and `balanced_allocation.go` of kubernetes/kubernetes 1.36.
+fn stock(host: &Host, size: (u64, u64), job: &Job, most_allocated: bool) -> i64 {
+    let parts = [(host.cpu, job.cpu, size.0), (host.ram, job.ram, size.1)];
+    let fit = parts.map(|(left, asked, all)| {
+        let left = left.saturating_sub(asked);
+        let part = if most_allocated { all - left } else { left };
+        (100 * part / all.max(1)) as i64
+    });
+    let balance = |with_pod: bool| {
+        let used = parts.map(|(left, asked, all)| {
+            let asked = if with_pod { asked } else { 0 };
+            1.0 - left.saturating_sub(asked) as f64 / all.max(1) as f64
+        });
+        (100.0 * (1.0 - (used[0] - used[1]).abs() / 2.0)) as i64
+    };
+    (fit[0] + fit[1]) / 2 + 50 + (50 + balance(true) - balance(false)) / 2
+}
+
+/// The first devices that fit, in the order in which a driver publishes them.
+fn first_cards(host: &Host, job: &Job) -> Vec<usize> {
+    let all = 0..host.left.len();
+    all.filter(|card| host.card_fits(*card, job))
+        .take(job.gpus)
+        .collect()
+}
+
 impl Scored {
+    /// Stock kube-scheduler chooses a random one of the hosts with the highest score.
+    fn stock(&mut self, hosts: &[Host], job: &Job) -> Option<Placed> {
+        let most = self.choice == Choice::DraMostAllocated;
+        let (sizes, random) = (&self.sizes, &mut self.random);
+        let score = |at: usize| {
+            let score = stock(&hosts[at], sizes[at], job, most);
+            (score << 20) + random.below(1 << 20) as i64
+        };
+        let host = best_host(hosts, job, score)?;
+        let cards = first_cards(&hosts[host], job);
+        Some(Placed { host, cards })
+    }
+
     pub(super) fn new(choice: Choice, hosts: &[Host], seed: u64) -> Self {
         let kinds = vec![[0; KINDS]; hosts.len()];
         Self {
             choice,
             random: Random::new(seed),
             kinds,
+            sizes: hosts.iter().map(|host| (host.cpu, host.ram)).collect(),
         }
     }
 
@@ -121,6 +164,7 @@ impl Placer for Scored {
             }),
             Choice::Packing => best_host(hosts, job, |at| packing(&hosts[at], job)),
             Choice::FullestNode => best_host(hosts, job, |at| -gpu_left(&hosts[at]) as i64),
+            Choice::Dra | Choice::DraMostAllocated => return self.stock(hosts, job),
             _ => return self.any(hosts, job),
         };
         let placed = usual(hosts, best?, job);
@@ -131,7 +175,11 @@ impl Placer for Scored {
     }
 
     fn left(&mut self, _id: usize, job: &Job, placed: &Placed) {
-        if job.gpus > 0 && self.choice != Choice::Random {
+        let has_kinds = !matches!(
+            self.choice,
+            Choice::Random | Choice::Dra | Choice::DraMostAllocated
+        );
+        if job.gpus > 0 && has_kinds {
             self.kinds[placed.host][kind(job)] -= 1;
         }
     }
