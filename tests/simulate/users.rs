@@ -79,7 +79,8 @@ impl World {
         if self.on.hangs && self.random.random_bool(0.05) {
             pod["metadata"]["labels"][check::HANGS] = json!("yes");
         }
-        if self.on.starts && self.random.random_bool(0.3) {
+        // A gang that starts alone needs a GPU for each pod, which the check of pods that fit does not know.
+        if self.on.starts && members == 1 && self.random.random_bool(0.3) {
             pod["metadata"]["annotations"][names::START] = json!("alone");
         }
         if self.on.rejects && self.random.random_bool(0.3) {
