@@ -4,6 +4,7 @@
 //! pods at a steady pace follow. A further part of the nodes then gets more pods than fit, while all processes of the program are
 //! killed and started again three times. What a pod holds is read from what its program wrote on it.
 
+mod dra;
 mod kai;
 mod kubernetes;
 mod program;
@@ -167,7 +168,7 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
     let cpu = cpu.map(|(&(name, after), (_, before))| (name, per_pod(after - before)));
     let cpu = cpu.collect();
     let api = site.cluster.api_server.cpu()? + site.cluster.etcd.cpu()? - api;
-    let burst = program.books(&pods(site, "burst").await?);
+    let burst = program.books(&pods(site, program, "burst").await?);
     let bound = burst.bound;
     let mut binds = Binds::of(site.case.pods(), None).await?;
     let one = async |name: &str, index| create(site, program, name, "many", index).await;
@@ -197,7 +198,7 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         memory,
         calls,
         burst,
-        filled: program.books(&pods(site, "filled").await?),
+        filled: program.books(&pods(site, program, "filled").await?),
     })
 }
 
@@ -258,15 +259,21 @@ async fn create(
     let pod = pod
         .node_selector(PART, part)
         .annotation(MIB, &mib.to_string());
-    let pod = program.request(pod, mib).requests("cpu", "100m");
+    if program.claims() {
+        dra::claim(&site.case, name, mib).await?;
+    }
+    let pod = program.request(pod, name, mib).requests("cpu", "100m");
     pod.create(&site.case.client).await?;
     Ok(())
 }
 
 /// The pods of this name.
-async fn pods(site: &Site<'_>, name: &str) -> Result<Vec<Pod>> {
+async fn pods(site: &Site<'_>, program: Program, name: &str) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = site.case.pods();
     let mut pods = pods.list(&ListParams::default()).await?.items;
     pods.retain(|pod| pod.name_any().starts_with(name));
+    if program.claims() {
+        dra::note(&site.case, &mut pods).await?;
+    }
     Ok(pods)
 }

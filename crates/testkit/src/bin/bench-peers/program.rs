@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, PostParams};
 use tokio::task::JoinSet;
 
-use crate::{Args, CARDS, MIB, PART, Site, kai, kubernetes, volcano};
+use crate::{Args, CARDS, MIB, PART, Site, dra, kai, kubernetes, volcano};
 
 /// Lines of a log that an error shows.
 const TAIL: usize = 12;
@@ -23,6 +23,10 @@ pub(crate) enum Program {
     Plain,
     /// kube-scheduler with the extender
     Gpustow,
+    /// kube-scheduler with claims of dynamic resource allocation, by its default scores
+    Dra,
+    /// The same with MostAllocated
+    DraMostAllocated,
     /// Volcano with its deviceshare plugin
     Volcano,
     /// KAI Scheduler
@@ -71,6 +75,8 @@ impl Program {
         match self {
             Self::Plain => "kube-scheduler alone",
             Self::Gpustow => "gpustow",
+            Self::Dra => "DRA",
+            Self::DraMostAllocated => "DRA, `MostAllocated`",
             Self::Volcano => "Volcano vGPU 1.14.1",
             Self::Kai => "KAI Scheduler 0.12.0",
         }
@@ -78,7 +84,9 @@ impl Program {
 
     pub(crate) async fn build(self, args: &Args) -> Result<Built> {
         let peer = match self {
-            Self::Plain | Self::Gpustow => return Ok(Built::default()),
+            Self::Plain | Self::Gpustow | Self::Dra | Self::DraMostAllocated => {
+                return Ok(Built::default());
+            }
             Self::Volcano => "volcano",
             Self::Kai => "kai",
         };
@@ -102,6 +110,7 @@ impl Program {
         match self {
             Self::Plain => Ok(()),
             Self::Gpustow => kubernetes::install(site).await,
+            Self::Dra | Self::DraMostAllocated => dra::install(site).await,
             Self::Volcano => volcano::install(site, build).await,
             Self::Kai => kai::install(site, build).await,
         }
@@ -111,6 +120,8 @@ impl Program {
         match self {
             Self::Plain => kubernetes::alone(site).await,
             Self::Gpustow => kubernetes::with_gpustow(site).await,
+            Self::Dra => dra::start(site, false).await,
+            Self::DraMostAllocated => dra::start(site, true).await,
             Self::Volcano => volcano::start(site, build),
             Self::Kai => kai::start(site, build),
         }
@@ -120,17 +131,26 @@ impl Program {
     pub(crate) async fn settle(self, site: &Site<'_>) -> Result<()> {
         match self {
             Self::Volcano => volcano::settle(site).await,
-            Self::Plain | Self::Gpustow | Self::Kai => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// Do its pods request GPUs by claims?
+    pub(crate) fn claims(self) -> bool {
+        matches!(self, Self::Dra | Self::DraMostAllocated)
     }
 
     /// Creates a node with the GPUs as the program's agent registers them.
     pub(crate) async fn node(self, case: &Case, name: String, part: &str) -> Result<()> {
         let builder = case.node(&name, &CARDS).label(PART, part);
         let uuids = (0..CARDS.len()).map(|card| case.uuid(&name, card));
+        if self.claims() {
+            dra::publish(case, &name).await?;
+        }
         let resources = match self {
             Self::Gpustow => return builder.create(&case.client).await.map(drop),
             Self::Plain => kubernetes::resources(),
+            Self::Dra | Self::DraMostAllocated => Vec::new(),
             Self::Volcano => volcano::resources(),
             Self::Kai => kai::resources(),
         };
@@ -138,7 +158,7 @@ impl Program {
         match self {
             Self::Volcano => volcano::register(&mut node, uuids),
             Self::Kai => kai::register(&mut node),
-            Self::Plain | Self::Gpustow => {}
+            _ => {}
         }
         let status = node.status.get_or_insert_default();
         let capacity = status.capacity.get_or_insert_default();
@@ -152,9 +172,10 @@ impl Program {
     }
 
     /// Has the pod request so much of one GPU.
-    pub(crate) fn request(self, pod: PodBuilder, mib: u64) -> PodBuilder {
+    pub(crate) fn request(self, pod: PodBuilder, name: &str, mib: u64) -> PodBuilder {
         match self {
             Self::Plain | Self::Gpustow => kubernetes::request(pod, mib),
+            Self::Dra | Self::DraMostAllocated => dra::request(pod, name),
             Self::Volcano => volcano::request(pod, mib),
             Self::Kai => kai::request(pod, mib),
         }
@@ -165,6 +186,7 @@ impl Program {
         match self {
             Self::Plain => Ok(None),
             Self::Gpustow => kubernetes::holds(pod, node).map(Some),
+            Self::Dra | Self::DraMostAllocated => dra::holds(pod).map(Some),
             Self::Volcano => volcano::holds(pod, node).map(Some),
             Self::Kai => kai::holds(pod, node).map(Some),
         }
