@@ -161,6 +161,36 @@ fn by_kube_scheduler(
     })
 }
 
+/// Sums of what is allocated and fragmented within one percent of arrivals, and of how many pods.
+type Bucket = (f64, f64, u32);
+
+fn means(buckets: &BTreeMap<u32, Bucket>, of: fn(&Bucket) -> f64) -> BTreeMap<u32, f64> {
+    let all = buckets.iter();
+    all.map(|(percent, it)| (*percent, of(it) / f64::from(it.2)))
+        .collect()
+}
+
+/// Pods of more than four whole cards.
+#[derive(Default)]
+struct Large {
+    came: u32,
+    refused: u32,
+}
+
+impl Large {
+    /// This pod has come; it counts if it is such a pod.
+    fn come(&mut self, job: &Job, is_refused: bool) {
+        if kind(job) == LARGEST {
+            self.came += 1;
+            self.refused += u32::from(is_refused);
+        }
+    }
+
+    fn refused_pct(&self) -> f64 {
+        100.0 * f64::from(self.refused) / f64::from(self.came.max(1))
+    }
+}
+
 /// Replays the experiment of `seed`; `None` if it was stopped on the way.
 ///
 /// # Errors
@@ -180,8 +210,8 @@ pub fn replay(
     let cards = 1000.0 * hosts.iter().map(|host| host.left.len()).sum::<usize>() as f64;
     let (mut arrived, mut used, mut idle, mut unplaced) = (0, 0, cards, 0);
     let mut run = Run::default();
-    let mut buckets: BTreeMap<u32, (f64, f64, u32)> = BTreeMap::new();
-    let (mut large, mut refused) = (0_u32, 0_u32);
+    let mut buckets: BTreeMap<u32, Bucket> = BTreeMap::new();
+    let mut large = Large::default();
     let pods = experiment.arrivals.len();
     for (id, job) in experiment.arrivals.iter().enumerate() {
         let what = || format!("{choice}, seed {seed}");
@@ -198,9 +228,7 @@ pub fn replay(
         run.decision_ns
             .push(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let percent = 100.0 * arrived as f64 / cards;
-        let is_large = kind(job) == LARGEST;
-        large += u32::from(is_large);
-        refused += u32::from(is_large && placed.is_none());
+        large.come(job, placed.is_none());
         if let Some(placed) = placed {
             let host = hosts.get_mut(placed.host);
             if !host.is_some_and(|host| host.take(job, &placed.cards)) {
@@ -222,7 +250,7 @@ pub fn replay(
         }
         let level = percent.round() as u32;
         run.whole.entry(level).or_insert_with(|| Whole {
-            refused_pct: 100.0 * f64::from(refused) / f64::from(large.max(1)),
+            refused_pct: large.refused_pct(),
             ..Whole::of(&hosts)
         });
         let bucket = buckets.entry(level).or_default();
@@ -230,11 +258,7 @@ pub fn replay(
         bucket.1 += 100.0 * waste.total() / idle.max(1.0);
         bucket.2 += 1;
     }
-    for (percent, (allocated, fragmented, events)) in buckets {
-        run.allocated.insert(percent, allocated / f64::from(events));
-        run.fragmented
-            .insert(percent, fragmented / f64::from(events));
-    }
+    (run.allocated, run.fragmented) = (means(&buckets, |it| it.0), means(&buckets, |it| it.1));
     run.unplaced_pct = 100.0 * unplaced as f64 / cards;
     run.decision_ns.sort_unstable();
     progress.done();

@@ -23,7 +23,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_310),
     ("agent", &["crates/agent"], 5_793),
     ("api", &["crates/api"], 4_585),
-    ("sim", &["crates/sim"], 4_145),
+    ("sim", &["crates/sim"], 4_161),
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_967),
