@@ -303,10 +303,10 @@ const cases = {
     const { url } = await serve(made);
     const page = await open(url);
     const bars = (name) => page.locator(`[data-name='${name}'] .gpu`).count();
-    await page.getByRole("button", { name: "Show the GPUs of gpu-0000" }).waitFor();
+    await page.getByRole("button", { name: "Show GPUs of gpu-0000" }).waitFor();
     assert.equal(await bars("gpu-0001"), 1);
     assert.equal(await bars("gpu-0000"), 0);
-    await page.getByRole("button", { name: "Show the GPUs of gpu-0000" }).click();
+    await page.getByRole("button", { name: "Show GPUs of gpu-0000" }).click();
     assert.equal(await bars("gpu-0000"), 1);
     await accessible(page, "folded nodes");
     await page.getByLabel("only closed to new pods").check();

@@ -120,8 +120,8 @@ function fill(node) {
   const list = make("div");
   node.folded = isFolded(node);
   if (node.folded) {
-    const show = make("button", "", "Show its GPUs");
-    show.ariaLabel = `Show the GPUs of ${name}`;
+    const show = make("button", "", "Show GPUs");
+    show.ariaLabel = `Show GPUs of ${name}`;
     show.onclick = () => unfold(node);
     list.append(show);
   }
