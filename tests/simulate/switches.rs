@@ -151,7 +151,8 @@ impl Switches {
             spec.reserve.give_up_after = Duration::from_secs(60).into();
         }
         if self.starts {
-            spec.scheduling.start_timeout = Duration::from_secs(30).into();
+            // Shorter than what a probe waits for.
+            spec.scheduling.start_timeout = Duration::from_secs(10).into();
         }
         spec.provision.max = if self.provision { 2 } else { 0 };
         spec.defragment.evictions_per_hour = if self.defragment { 100 } else { 0 };
