@@ -65,7 +65,7 @@ pub struct Config {
     pub empty_at_once: usize,
     /// How many placeholders there are at a time at most.
     pub provision: usize,
-    /// Pods get only GPUs that were opened for them ([`crate::Ledger::open`]): the others are left to ResourceClaims.
+    /// Pods get only GPUs that were opened for them (`Ledger::open`): the others are left to ResourceClaims.
     pub fence: bool,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
     pub least_nodes: usize,
