@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_admission::keys;
-use gpustow_api::claim::{self, Device, Rule};
 use gpustow_api::config::GpustowConfigSpec;
-use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{
     GpuNode, GpustowConfig, NodeFacts, PodFacts, PodGroup, PodGroupFacts, PodObject, names,
 };
@@ -22,6 +21,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::advised::Advised;
+use crate::fence;
 use crate::owner::{self, Other};
 use crate::state;
 use crate::system::{Seen, System};
@@ -164,28 +164,20 @@ impl Cluster {
 
     /// ResourceSlices and DeviceTaintRules, if they were read.
     pub fn set_fence(&mut self, objects: Option<&[Value]>) {
-        self.unfenced = objects.map(|objects| {
-            let (slices, rules): (Vec<_>, Vec<_>) = objects
-                .iter()
-                .partition(|it| it["spec"]["devices"].is_array());
-            let rules: Vec<Rule> = rules
-                .into_iter()
-                .map(Rule::of)
-                .filter(|it| it.epoch.is_some())
-                .collect();
-            let is_fenced = |device: &Device| {
-                rules
-                    .iter()
-                    .any(|rule| rule.device.as_ref() == Some(device))
-            };
-            let devices = slices.into_iter().flat_map(claim::published);
-            let open = devices.filter(|(device, _)| !is_fenced(device));
-            open.flat_map(|(_, uuids)| uuids).collect()
-        });
+        self.unfenced = objects.map(fence::unfenced);
+    }
+
+    /// What the node's agent reports of this GPU.
+    pub fn gpu(&self, node: &str, uuid: &str) -> Option<&Gpu> {
+        let gpus = &self.reports.get(node)?.gpus;
+        gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
 
     /// Pods may get the GPUs of a node that are not left to claims.
     fn open(&mut self, node: &str) {
+        if !self.spec.claims.fence {
+            return;
+        }
         let gpus = self.reports.get(node).into_iter().flat_map(|it| &it.gpus);
         let left = |uuid: &str| self.unfenced.as_ref().is_some_and(|it| it.contains(uuid));
         let open: Vec<Arc<str>> = gpus

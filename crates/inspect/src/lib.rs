@@ -8,6 +8,7 @@ mod advised;
 mod borrowed;
 mod cluster;
 mod error;
+mod fence;
 mod live;
 pub mod owner;
 mod source;

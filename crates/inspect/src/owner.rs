@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gpustow_api::gpunode::Gpu;
 use gpustow_api::owner::of;
 use gpustow_api::sharers::{Promise, requested, volcano_unit};
 use gpustow_api::{PodFacts, names};
@@ -136,14 +135,10 @@ impl<'a> Owners<'a> {
     pub fn promised(&self, node: &str, card: &CardView) -> Mib {
         let pods = self.others.get(node).into_iter().flatten();
         let unit = self.cluster.volcano_unit(node).unwrap_or(1);
-        let claims = self.gpu(node, card).into_iter().flat_map(|gpu| &gpu.claims);
+        let gpu = self.cluster.gpu(node, &card.uuid);
+        let claims = gpu.into_iter().flat_map(|gpu| &gpu.claims);
         let claimed = claims.map(|it| Mib(it.held_mib));
         pods.map(|it| it.on(card, unit)).chain(claimed).sum()
-    }
-
-    fn gpu(&self, node: &str, card: &CardView) -> Option<&'a Gpu> {
-        let report = self.cluster.reports.get(node)?;
-        report.gpus.iter().find(|gpu| gpu.uuid == card.uuid)
     }
 
     /// Pods that have their share from another sharer or a device plugin, and processes of no pod.
@@ -159,7 +154,7 @@ impl<'a> Owners<'a> {
             until: None,
         });
         let mut owners: Vec<Holder> = held.collect();
-        let gpu = self.gpu(node, card);
+        let gpu = self.cluster.gpu(node, &card.uuid);
         if let Some(by) = gpu.and_then(|gpu| gpu.held_by.as_ref()) {
             owners.push(Holder {
                 pod: Some(by.pod.clone()),

@@ -47,8 +47,7 @@ pub fn unread<'c>(cluster: &'c Cluster, node: &str) -> Option<Unread<'c>> {
 
 /// Does the driver show the GPU no more?
 pub fn is_missing(cluster: &Cluster, node: &str, uuid: &str) -> bool {
-    let report = cluster.reports.get(node);
-    report.is_some_and(|it| it.gpus.iter().any(|gpu| gpu.missing && gpu.uuid == uuid))
+    cluster.gpu(node, uuid).is_some_and(|gpu| gpu.missing)
 }
 
 /// Why the GPU takes no new pod.
@@ -65,16 +64,14 @@ pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<St
     if card.claimed {
         return Some("left to ResourceClaims".to_owned());
     }
-    let report = cluster.reports.get(&*view.name);
-    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+    let gpu = cluster.gpu(&view.name, &card.uuid);
     let reason = gpu.and_then(|gpu| gpu.reason.as_deref());
     Some(faults::in_words(reason.unwrap_or("unhealthy")))
 }
 
 /// Why the driver would hold no container on the GPU to a limit; none if it would.
 pub fn no_limit(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<&'static str> {
-    let report = cluster.reports.get(&*view.name);
-    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+    let gpu = cluster.gpu(&view.name, &card.uuid);
     limit::hindrance(gpu.and_then(|gpu| gpu.memory_limit.as_deref()))
 }
 

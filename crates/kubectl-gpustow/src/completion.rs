@@ -9,6 +9,7 @@ use clap::{Command, Subcommand};
 
 use crate::answer::Answer;
 use crate::global::Global;
+use crate::output::OF_LISTS;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CompletionArgs {
@@ -80,8 +81,8 @@ pub(crate) async fn complete(
             Some((format!("--{}", flag.get_long()?), help))
         }));
     } else if last == "-o" || last == "--output" {
-        let formats = ["table", "wide", "json", "yaml", "csv", "name"];
-        found.extend(formats.map(|format| (format.to_owned(), String::new())));
+        let formats = OF_LISTS.0.iter();
+        found.extend(formats.map(|format| (format.to_string(), String::new())));
     } else if command.get_name() == root.get_name() {
         found.extend(
             root.get_subcommands()

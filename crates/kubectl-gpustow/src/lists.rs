@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::answer::Answer;
 use crate::output::Shown::{Always, Table, Terminal, Wide};
-use crate::output::{Listing, Value, column};
+use crate::output::{Column, Listing, Value, column};
 
 /// What pods that hold a share of the card use of it, if the agent says.
 pub(crate) fn used(card: &CardView) -> Mib {
@@ -24,8 +24,7 @@ pub(crate) fn used(card: &CardView) -> Mib {
 
 /// What the card's agent reported last of the time in which a kernel ran, in percent.
 pub(crate) fn busy(cluster: &Cluster, node: &str, card: &CardView) -> Option<u32> {
-    let gpus = &cluster.reports.get(node)?.gpus;
-    gpus.iter().find(|it| *it.uuid == *card.uuid)?.utilization
+    cluster.gpu(node, &card.uuid)?.utilization
 }
 
 /// A part of a GPU's memory or of a node's, in percent of it.
@@ -209,78 +208,82 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
     });
     Ok(Listing {
         kind: "GpuList",
-        columns: vec![
-            column("NODE", "node", Always, |row| row.node.clone().into()),
-            column("GPU", "gpu", Always, |row| row.card.index.into()),
-            column("MODEL", "model", Always, |row| {
-                row.card.model.clone().into()
-            }),
-            column("", "", Terminal, |row| {
-                Value::Bar(
-                    row.card.held,
-                    used(&row.card) + row.card.unmanaged,
-                    row.card.free,
-                )
-            }),
-            column("REQUESTED", "requestedBytes", Always, |row| {
-                row.card.held.into()
-            }),
-            column("USED", "usedBytes", Always, |row| used(&row.card).into()),
-            column("UNMANAGED", "unmanagedBytes", Always, |row| {
-                row.card.unmanaged.into()
-            }),
-            column("AVAILABLE", "availableBytes", Always, |row| row.room.into()),
-            column("BUSY%", "utilizationPercent", Always, |row| row.busy.into()),
-            column("HEALTH", "health", Always, |row| match &row.refuses {
-                None => Value::Good("healthy".to_owned()),
-                Some(why) => Value::Bad(why.clone()),
-            }),
-            column("PODS", "owners", Table, |row| Value::things(&row.owners)),
-            column("PODS", "pods", Wide, |row| {
-                let pods = row.card.pods.iter();
-                let pods = pods.map(|pod| Holder::of(pod, pod.charged));
-                Value::things(&pods.collect::<Vec<_>>())
-            }),
-            column("OTHERS", "others", Wide, |row| Value::things(&row.others)),
-            column("MEMORY", "memoryBytes", Wide, |row| {
-                row.card.capacity.into()
-            }),
-            column("REQUESTED%", "requestedPercent", Wide, |row| {
-                percent(row.card.held, row.card.capacity)
-            }),
-            column("USED%", "usedPercent", Wide, |row| {
-                percent(used(&row.card) + row.card.unmanaged, row.card.capacity)
-            }),
-            column("UUID", "gpuUuid", Wide, |row| row.card.uuid.clone().into()),
-            column("RESERVED", "reservedBytes", Wide, |row| {
-                row.card.total.minus(row.card.capacity).into()
-            }),
-            column("LIMITS", "memoryLimits", Wide, |row| {
-                let words = row.no_limit.map(|why| format!("no: {why}"));
-                let json = json!({ "hold": words.is_none(), "reason": row.no_limit });
-                Value::Both(words.unwrap_or("hold".to_owned()), json)
-            }),
-            // Of GPUs with MPS.
-            column("COMPUTE%", "availableComputePercent", Wide, |row| {
-                let Compute { capacity, free } = row.card.compute;
-                (capacity > 0).then_some(u32::from(free)).into()
-            }),
-            column("BORROWED", "borrowedBytes", Wide, |row| {
-                row.borrowed.memory.into()
-            }),
-            column("RECLAIMED-FROM", "reclaimedFrom", Wide, |row| {
-                row.borrowed.reclaimed_from.clone().into()
-            }),
-            column("RESERVATIONS", "reservations", Wide, |row| {
-                Value::things(&row.borrowed.reservations)
-            }),
-        ],
+        columns: gpu_columns(),
         rows: rows.collect(),
         total: None,
         name: |row| format!("gpu/{}", row.card.uuid),
         empty: "No node reports GPUs: are gpustow's agents running?",
         answer: Answer::Yes,
     })
+}
+
+fn gpu_columns() -> Vec<Column<GpuRow>> {
+    vec![
+        column("NODE", "node", Always, |row| row.node.clone().into()),
+        column("GPU", "gpu", Always, |row| row.card.index.into()),
+        column("MODEL", "model", Always, |row| {
+            row.card.model.clone().into()
+        }),
+        column("", "", Terminal, |row| {
+            Value::Bar(
+                row.card.held,
+                used(&row.card) + row.card.unmanaged,
+                row.card.free,
+            )
+        }),
+        column("REQUESTED", "requestedBytes", Always, |row| {
+            row.card.held.into()
+        }),
+        column("USED", "usedBytes", Always, |row| used(&row.card).into()),
+        column("UNMANAGED", "unmanagedBytes", Always, |row| {
+            row.card.unmanaged.into()
+        }),
+        column("AVAILABLE", "availableBytes", Always, |row| row.room.into()),
+        column("BUSY%", "utilizationPercent", Always, |row| row.busy.into()),
+        column("HEALTH", "health", Always, |row| match &row.refuses {
+            None => Value::Good("healthy".to_owned()),
+            Some(why) => Value::Bad(why.clone()),
+        }),
+        column("PODS", "owners", Table, |row| Value::things(&row.owners)),
+        column("PODS", "pods", Wide, |row| {
+            let pods = row.card.pods.iter();
+            let pods = pods.map(|pod| Holder::of(pod, pod.charged));
+            Value::things(&pods.collect::<Vec<_>>())
+        }),
+        column("OTHERS", "others", Wide, |row| Value::things(&row.others)),
+        column("MEMORY", "memoryBytes", Wide, |row| {
+            row.card.capacity.into()
+        }),
+        column("REQUESTED%", "requestedPercent", Wide, |row| {
+            percent(row.card.held, row.card.capacity)
+        }),
+        column("USED%", "usedPercent", Wide, |row| {
+            percent(used(&row.card) + row.card.unmanaged, row.card.capacity)
+        }),
+        column("UUID", "gpuUuid", Wide, |row| row.card.uuid.clone().into()),
+        column("RESERVED", "reservedBytes", Wide, |row| {
+            row.card.total.minus(row.card.capacity).into()
+        }),
+        column("LIMITS", "memoryLimits", Wide, |row| {
+            let words = row.no_limit.map(|why| format!("no: {why}"));
+            let json = json!({ "hold": words.is_none(), "reason": row.no_limit });
+            Value::Both(words.unwrap_or("hold".to_owned()), json)
+        }),
+        // Of GPUs with MPS.
+        column("COMPUTE%", "availableComputePercent", Wide, |row| {
+            let Compute { capacity, free } = row.card.compute;
+            (capacity > 0).then_some(u32::from(free)).into()
+        }),
+        column("BORROWED", "borrowedBytes", Wide, |row| {
+            row.borrowed.memory.into()
+        }),
+        column("RECLAIMED-FROM", "reclaimedFrom", Wide, |row| {
+            row.borrowed.reclaimed_from.clone().into()
+        }),
+        column("RESERVATIONS", "reservations", Wide, |row| {
+            Value::things(&row.borrowed.reservations)
+        }),
+    ]
 }
 
 pub(crate) struct PodRow {
@@ -353,11 +356,7 @@ pub(crate) fn indices<'a>(
     node: Option<&str>,
     uuids: impl Iterator<Item = &'a str>,
 ) -> Vec<String> {
-    let report = node.and_then(|node| cluster.reports.get(node));
-    let index = |uuid: &str| {
-        let gpu = report?.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
-        Some(gpu.index.to_string())
-    };
+    let index = |uuid: &str| Some(cluster.gpu(node?, uuid)?.index.to_string());
     uuids
         .map(|uuid| index(uuid).unwrap_or_else(|| uuid.to_owned()))
         .collect()

@@ -49,6 +49,9 @@ const JSONPATH: &str = "jsonpath=";
 #[derive(Clone)]
 pub(crate) struct Formats(pub(crate) &'static [&'static str]);
 
+/// The forms of a list.
+pub(crate) const OF_LISTS: Formats = Formats(&["table", "wide", "json", "yaml", "csv", "name"]);
+
 impl TypedValueParser for Formats {
     type Value = Format;
 
@@ -88,7 +91,7 @@ pub(crate) struct Output {
         long = "output",
         value_name = "FORMAT",
         default_value = "table",
-        value_parser = Formats(&["table", "wide", "json", "yaml", "csv", "name"])
+        value_parser = OF_LISTS
     )]
     pub(crate) format: Format,
     /// Print changes until you press Ctrl-C

@@ -21,9 +21,9 @@ pub(super) fn look(
     findings: &mut Findings,
 ) {
     let object = || format!("node/{}", view.name);
-    let report = cluster.reports.get(&*view.name);
-    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
-    let Some(gpu) = gpu else { return };
+    let Some(gpu) = cluster.gpu(&view.name, &card.uuid) else {
+        return;
+    };
     if let Some(by) = &gpu.held_by {
         held_by_others(by, view, card, findings);
     } else if gpu.missing {
