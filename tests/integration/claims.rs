@@ -8,19 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::StatusCode;
-use gpustow_api::claim::{Consumed, RULE_VERSIONS, Rule, consumed};
+use gpustow_api::claim::{Consumed, GROUP, RULE_VERSIONS, Rule, consumed};
 use gpustow_api::{GpustowConfig, names};
+use gpustow_simworld::merge;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Action, Case, ControlPlane, Options, Scheduler, SchedulerConfig, client, configure, eventually,
-    wait_bound, wait_refused,
+    Action, Case, ControlPlane, DRIVER, Options, Scheduler, SchedulerConfig, claim_kind, client,
+    configure, device_class, eventually, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
-    Preconditions,
+    Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
 };
-use kube::core::GroupVersionKind;
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -30,7 +29,6 @@ use crate::support::{ACCOUNT, SOON, SYSTEM, repository};
 
 const ON: &str = "claims: {fence: true}";
 const GPU: u64 = 10_000;
-const DRIVER: &str = "gpu.example.com";
 /// A fence is built or torn down within this: it settles for five seconds.
 const FENCED: Duration = Duration::from_secs(60);
 /// The cluster's own scheduler.
@@ -41,14 +39,10 @@ podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 2
 ";
 
-fn kind(version: &str, kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk("resource.k8s.io", version, kind))
-}
-
 /// In which version DeviceTaintRules are served.
 pub(crate) async fn served(client: &Client) -> Result<&'static str> {
     for version in RULE_VERSIONS {
-        let group = format!("resource.k8s.io/{version}");
+        let group = format!("{GROUP}/{version}");
         let list = client.list_api_group_resources(&group).await;
         if list.is_ok_and(|it| it.resources.iter().any(|it| it.name == "devicetaintrules")) {
             return Ok(version);
@@ -78,11 +72,7 @@ impl Site {
         cluster.kubectl(&all).await?;
         let claims = repository("manifests/claims").display().to_string();
         cluster.kubectl(&["apply", "-k", &claims]).await?;
-        let class = json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": { "name": DRIVER },
-            "spec": { "selectors": [{ "cel": { "expression": format!("device.driver == '{DRIVER}'") } }] },
-        });
-        cluster.apply(&class.to_string()).await?;
+        device_class(&cluster.admin()?).await?;
         let config = SchedulerConfig::parse(STOCK)?;
         let stock = Scheduler::start(&cluster, config, cluster.admin_kubeconfig()).await?;
         let version = served(&cluster.admin()?).await?;
@@ -96,7 +86,7 @@ impl Site {
     fn rules(&self) -> Result<Api<DynamicObject>> {
         Ok(Api::all_with(
             self.cluster.admin()?,
-            &kind(self.version, "DeviceTaintRule"),
+            &claim_kind(self.version, "DeviceTaintRule"),
         ))
     }
 
@@ -125,79 +115,30 @@ impl Site {
 
 /// A node whose GPUs the driver publishes too.
 async fn node(case: &Case, name: &str, gpus: usize) -> Result<()> {
-    case.node(name, &vec![GPU; gpus])
-        .create(&case.client)
-        .await?;
-    let devices: Vec<Value> = (0..gpus)
-        .map(|gpu| {
-            json!({
-                "name": format!("gpu-{gpu}"),
-                "allowMultipleAllocations": true,
-                "attributes": { "uuid": { "string": case.uuid(name, gpu) } },
-                "capacity": { "memory": { "value": format!("{GPU}Mi") } },
-            })
-        })
-        .collect();
-    let node = case.node_name(name);
-    let slice = json!({
-        "metadata": { "name": format!("{node}-{DRIVER}") },
-        "spec": {
-            "driver": DRIVER, "nodeName": node, "devices": devices,
-            "pool": { "name": node, "generation": 1, "resourceSliceCount": 1 },
-        },
-    });
-    let slices: Api<DynamicObject> =
-        Api::all_with(case.client.clone(), &kind("v1", "ResourceSlice"));
-    slices
-        .create(&PostParams::default(), &serde_json::from_value(slice)?)
-        .await?;
-    Ok(())
-}
-
-fn claims(case: &Case) -> Api<DynamicObject> {
-    Api::namespaced_with(
-        case.client.clone(),
-        &case.namespace,
-        &kind("v1", "ResourceClaim"),
-    )
+    let gpus = vec![GPU; gpus];
+    case.node(name, &gpus).create(&case.client).await?;
+    case.publish(name, &gpus).await
 }
 
 /// A claim of so much of a GPU, or of a whole one, and a pod of the cluster's own scheduler that uses it.
 async fn claim(case: &Case, name: &str, mib: Option<u64>) -> Result<Pod> {
-    let mut exactly = json!({ "deviceClassName": DRIVER });
-    if let Some(mib) = mib {
-        exactly["capacity"] = json!({ "requests": { "memory": format!("{mib}Mi") } });
-    }
-    let object = json!({
-        "metadata": { "name": name },
-        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": exactly }] } },
-    });
-    claims(case)
-        .create(&PostParams::default(), &serde_json::from_value(object)?)
-        .await?;
-    let pod = case.pod(name).scheduler("default-scheduler").with(|spec| {
-        let of_pod = json!([{ "name": "gpu", "resourceClaimName": name }]);
-        spec.resource_claims = serde_json::from_value(of_pod).ok();
-        for container in &mut spec.containers {
-            let resources = container.resources.get_or_insert_default();
-            resources.claims = serde_json::from_value(json!([{ "name": "gpu" }])).ok();
-        }
-    });
-    pod.create(&case.client).await
+    case.claim(name, mib).await?;
+    let pod = case.pod(name).scheduler("default-scheduler");
+    pod.claim(name).create(&case.client).await
 }
 
 /// The pod and its claim go.
 async fn unclaim(case: &Case, name: &str) -> Result<()> {
     let pod = case.pods().get(name).await?;
     delete(&case.client, &pod, 0).await?;
-    claims(case).delete(name, &DeleteParams::default()).await?;
+    case.claims().delete(name, &DeleteParams::default()).await?;
     Ok(())
 }
 
 /// What claims hold of each GPU of these nodes, by UUID.
 async fn claimed(case: &Case) -> Result<BTreeMap<String, u64>> {
     let mut held = BTreeMap::new();
-    for claim in claims(case).list(&ListParams::default()).await?.items {
+    for claim in case.claims().list(&ListParams::default()).await?.items {
         for (device, consumed) in consumed(&claim.data) {
             let gpu = device
                 .name
@@ -381,7 +322,8 @@ async fn rules_outlive_their_deletion_by_hand_and_their_leader() -> Result<()> {
 async fn a_fallen_extender_writes_no_rule_that_keeps_claims_off_other_devices() -> Result<()> {
     let site = Site::start().await?;
     let account = client(&site.cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?).await?;
-    let rules: Api<DynamicObject> = Api::all_with(account, &kind(site.version, "DeviceTaintRule"));
+    let rules: Api<DynamicObject> =
+        Api::all_with(account, &claim_kind(site.version, "DeviceTaintRule"));
     let device = gpustow_api::claim::Device {
         driver: DRIVER.to_owned(),
         pool: "p".to_owned(),
@@ -394,7 +336,7 @@ async fn a_fallen_extender_writes_no_rule_that_keeps_claims_off_other_devices() 
     };
     let with = |change: Value| {
         let mut rule = good.clone();
-        json_patch(&mut rule, &change);
+        merge(&mut rule, &change);
         rule
     };
     let selector = |change: Value| with(json!({ "spec": { "deviceSelector": change } }));
@@ -462,19 +404,6 @@ async fn a_fallen_extender_writes_no_rule_that_keeps_claims_off_other_devices() 
     }
     rules.delete(&name, &copy(&noted)).await?;
     Ok(())
-}
-
-/// A merge patch.
-fn json_patch(into: &mut Value, patch: &Value) {
-    for (key, value) in patch.as_object().into_iter().flatten() {
-        match value {
-            Value::Object(_) => json_patch(&mut into[key], value),
-            Value::Null => {
-                into.as_object_mut().and_then(|it| it.remove(key));
-            }
-            _ => into[key] = value.clone(),
-        }
-    }
 }
 
 #[tokio::test]

@@ -37,27 +37,51 @@ pub async fn kubernetes_minor() -> Result<u32> {
     Ok(binaries().await?.minor)
 }
 
-/// Flags of kube-apiserver by which policies may change pods where they do so by an administrator's
-/// will alone.
-pub(crate) fn beta_policies(minor: u32) -> Vec<String> {
-    let flags: &[&str] = match minor {
-        34 | 35 => &[
-            "--feature-gates=MutatingAdmissionPolicy=true",
-            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
-        ],
-        _ => &[],
-    };
-    flags.iter().map(ToString::to_string).collect()
+/// A feature that a minor of Kubernetes has and does not turn on by itself.
+pub(crate) struct Feature {
+    gate: &'static str,
+    /// The API that it needs.
+    api: &'static str,
+    /// kube-scheduler has it too.
+    of_scheduler: bool,
 }
 
-/// The feature of Kubernetes by which it schedules groups of pods, where it is not on by itself.
-pub(crate) fn pod_groups(minor: u32) -> Option<&'static str> {
-    (minor == 37).then_some("GenericWorkload=true")
-}
+impl Feature {
+    /// Policies that change pods on 1.34 and 1.35, rules that taint devices on 1.36, groups of pods on 1.37.
+    fn of(minor: u32) -> Option<Self> {
+        let (gate, api, of_scheduler) = match minor {
+            34 | 35 => (
+                "MutatingAdmissionPolicy",
+                "admissionregistration.k8s.io/v1beta1",
+                false,
+            ),
+            36 => ("DRADeviceTaintRules", "resource.k8s.io/v1beta2", true),
+            37 => ("GenericWorkload", "scheduling.k8s.io/v1beta1", true),
+            _ => return None,
+        };
+        Some(Self {
+            gate,
+            api,
+            of_scheduler,
+        })
+    }
 
-/// The feature of Kubernetes by which rules taint devices, where it is not on by itself but can be.
-pub(crate) fn device_taints(minor: u32) -> Option<&'static str> {
-    (minor == 36).then_some("DRADeviceTaintRules=true")
+    /// Flags of kube-apiserver.
+    pub(crate) fn of_api_server(minor: u32) -> impl Iterator<Item = String> {
+        let all = Self::of(minor).into_iter();
+        all.flat_map(|Self { gate, api, .. }| {
+            [
+                format!("--feature-gates={gate}=true"),
+                format!("--runtime-config={api}=true"),
+            ]
+        })
+    }
+
+    /// Flags of kube-scheduler.
+    pub(crate) fn of_scheduler(minor: u32) -> impl Iterator<Item = String> {
+        let all = Self::of(minor).into_iter().filter(|it| it.of_scheduler);
+        all.map(|it| format!("--feature-gates={}=true", it.gate))
+    }
 }
 
 /// Flags of kube-apiserver about who may do what: where kubelets run the pods, as in a cluster in use.

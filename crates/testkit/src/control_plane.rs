@@ -19,7 +19,7 @@ use kube::{Client, Config, CustomResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::binaries::{Binaries, admission, beta_policies, binaries, device_taints, pod_groups};
+use crate::binaries::{Binaries, Feature, admission, binaries};
 use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
@@ -102,8 +102,7 @@ impl ControlPlane {
             format!("{:032x}", rand::random::<u128>()),
         );
         std::fs::write(&tokens, format!("{token},admin,admin,\"system:masters\"\n"))?;
-        let mut flags = beta_policies(minor);
-        flags.extend([
+        let mut flags = vec![
             format!("--etcd-servers={etcd_url}"),
             format!("--cert-dir={}", dir.join("certs").display()),
             "--bind-address=127.0.0.1".to_owned(),
@@ -117,16 +116,9 @@ impl ControlPlane {
             format!("--service-account-issuer={url}/"),
             format!("--service-account-key-file={}", public.display()),
             format!("--service-account-signing-key-file={}", signing.display()),
-        ]);
+        ];
         flags.extend(admission(options.kubelets));
-        if let Some(feature) = pod_groups(minor) {
-            flags.push(format!("--feature-gates={feature}"));
-            flags.push("--runtime-config=scheduling.k8s.io/v1beta1=true".to_owned());
-        }
-        if let Some(feature) = device_taints(minor) {
-            flags.push(format!("--feature-gates={feature}"));
-            flags.push("--runtime-config=resource.k8s.io/v1beta2=true".to_owned());
-        }
+        flags.extend(Feature::of_api_server(minor));
         let api_server = run(&bin, &dir, "kube-apiserver", flags)?;
 
         let admin_kubeconfig = dir.join("admin.kubeconfig");

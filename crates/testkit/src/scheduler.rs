@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use gpustow_api::names;
 use serde_yaml::Value;
 
-use crate::binaries::{device_taints, pod_groups};
+use crate::binaries::Feature;
 use crate::control_plane::ControlPlane;
 use crate::extender::Extender;
 use crate::net::{free_port, get};
@@ -113,13 +113,7 @@ impl Scheduler {
             ),
             "--v=2".to_owned(),
         ];
-        let features = [pod_groups(cluster.minor()), device_taints(cluster.minor())];
-        args.extend(
-            features
-                .iter()
-                .flatten()
-                .map(|it| format!("--feature-gates={it}")),
-        );
+        args.extend(Feature::of_scheduler(cluster.minor()));
         let process = cluster.run("kube-scheduler", args)?;
         let scheduler = Scheduler {
             process,

@@ -21,6 +21,11 @@ pub(crate) async fn install(site: &Site<'_>) -> Result<()> {
 
 pub(crate) async fn alone(site: &Site<'_>) -> Result<Running> {
     let config = SchedulerConfig::unlimited(&site.args.repository)?.without_extender()?;
+    scheduler(site, config).await
+}
+
+/// kube-scheduler, and nothing else.
+pub(crate) async fn scheduler(site: &Site<'_>, config: SchedulerConfig) -> Result<Running> {
     let kubeconfig = site.cluster.admin_kubeconfig();
     let scheduler = Scheduler::start(&site.cluster, config, kubeconfig).await?;
     Ok(Running {

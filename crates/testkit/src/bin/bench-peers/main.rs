@@ -260,7 +260,7 @@ async fn create(
         .node_selector(PART, part)
         .annotation(MIB, &mib.to_string());
     if program.claims() {
-        dra::claim(&site.case, name, mib).await?;
+        site.case.claim(name, Some(mib)).await?;
     }
     let pod = program.request(pod, name, mib).requests("cpu", "100m");
     pod.create(&site.case.client).await?;

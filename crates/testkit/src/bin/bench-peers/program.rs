@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Error, Result, ensure};
 use clap::ValueEnum;
-use gpustow_testkit::{Case, PodBuilder, Process};
+use gpustow_testkit::{Case, PodBuilder, Process, device_class};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
@@ -110,7 +110,7 @@ impl Program {
         match self {
             Self::Plain => Ok(()),
             Self::Gpustow => kubernetes::install(site).await,
-            Self::Dra | Self::DraMostAllocated => dra::install(site).await,
+            Self::Dra | Self::DraMostAllocated => device_class(&site.case.client).await,
             Self::Volcano => volcano::install(site, build).await,
             Self::Kai => kai::install(site, build).await,
         }
@@ -145,7 +145,7 @@ impl Program {
         let builder = case.node(&name, &CARDS).label(PART, part);
         let uuids = (0..CARDS.len()).map(|card| case.uuid(&name, card));
         if self.claims() {
-            dra::publish(case, &name).await?;
+            case.publish(&name, &CARDS).await?;
         }
         let resources = match self {
             Self::Gpustow => return builder.create(&case.client).await.map(drop),
@@ -175,7 +175,7 @@ impl Program {
     pub(crate) fn request(self, pod: PodBuilder, name: &str, mib: u64) -> PodBuilder {
         match self {
             Self::Plain | Self::Gpustow => kubernetes::request(pod, mib),
-            Self::Dra | Self::DraMostAllocated => dra::request(pod, name),
+            Self::Dra | Self::DraMostAllocated => pod.claim(name),
             Self::Volcano => volcano::request(pod, mib),
             Self::Kai => kai::request(pod, mib),
         }
