@@ -27,9 +27,9 @@ use crate::ask::{AskError, within};
 use crate::leading::while_leading;
 use plan::{Gpu, Step, World, by_device, free, orphans};
 use release::{Releases, Waiting};
-use seen::{Claim, Watched};
+use seen::{Claim, Watched, rules};
 pub(crate) use store::unfence_all;
-use store::{classes, listed, remove_all, rules, served, write};
+use store::{classes, listed, remove_all, served, write};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);

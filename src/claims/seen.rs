@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use gpustow_api::claim::{self, Consumed, Device, GROUP, Rule};
 use gpustow_api::names;
 use kube::api::{ApiResource, DynamicObject};
@@ -70,40 +70,37 @@ pub(super) struct Watched {
     pub(super) version: &'static str,
 }
 
-/// A kind of the group of claims.
-pub(super) fn resource(version: &str, kind: &str) -> ApiResource {
+fn resource(version: &str, kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, version, kind))
+}
+
+/// All objects of a kind of the group of claims.
+pub(super) fn all(client: &Client, kind: &str) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &resource("v1", kind))
+}
+
+/// All DeviceTaintRules, in the version in which they are served.
+pub(super) fn rules(client: &Client, version: &str) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &resource(version, "DeviceTaintRule"))
+}
+
+pub(super) fn rule_of(object: &DynamicObject) -> Rule {
+    Rule::of(&serde_json::to_value(object).unwrap_or_default())
 }
 
 impl Watched {
     pub(super) fn start(client: &Client, version: &'static str) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let mut tasks = JoinSet::new();
-        let all = |kind| Api::all_with(client.clone(), &resource("v1", kind));
+        let all = |kind| watcher(all(client, kind), config());
         let labelled = config().labels(names::CLAIMS_FENCE);
-        let rules = Api::all_with(client.clone(), &resource(version, "DeviceTaintRule"));
-        let published = |slice: &Value| claim::published(slice).collect();
-        tasks.spawn(follow(
-            seen.clone(),
-            all("ResourceClaim"),
-            config(),
-            |it| &mut it.claims,
-            Claim::of,
-        ));
-        tasks.spawn(follow(
-            seen.clone(),
-            all("ResourceSlice"),
-            config(),
-            |it| &mut it.slices,
-            published,
-        ));
-        tasks.spawn(follow(
-            seen.clone(),
-            rules,
-            labelled,
-            |it| &mut it.rules,
-            Rule::of,
-        ));
+        let rules = watcher(rules(client, version), labelled);
+        let claim = |it: &DynamicObject| Claim::of(&it.data);
+        let slice = |it: &DynamicObject| claim::published(&it.data).collect();
+        let (claims, slices) = (all("ResourceClaim"), all("ResourceSlice"));
+        tasks.spawn(follow(seen.clone(), claims, |it| &mut it.claims, claim));
+        tasks.spawn(follow(seen.clone(), slices, |it| &mut it.slices, slice));
+        tasks.spawn(follow(seen.clone(), rules, |it| &mut it.rules, rule_of));
         Self {
             seen,
             _tasks: tasks,
@@ -122,20 +119,16 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
 
 async fn follow<T: Send>(
     seen: Arc<Mutex<Seen>>,
-    api: Api<DynamicObject>,
-    config: watcher::Config,
+    events: impl Stream<Item = watcher::Result<watcher::Event<DynamicObject>>> + Send,
     kind: impl Fn(&mut Seen) -> &mut Kind<T> + Send,
-    reduced: impl Fn(&Value) -> T + Send,
+    reduced: impl Fn(&DynamicObject) -> T + Send,
 ) {
     let reduced = |object: &DynamicObject| {
-        let mut value = object.data.clone();
-        value["metadata"] = serde_json::to_value(&object.metadata).unwrap_or_default();
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        (format!("{namespace}/{name}"), reduced(&value))
+        (format!("{namespace}/{name}"), reduced(object))
     };
-    let events = watcher(api, config).backoff(Retry::default());
-    let mut events = std::pin::pin!(events);
+    let mut events = std::pin::pin!(events.backoff(Retry::default()));
     let mut listed = HashMap::new();
     while let Some(event) = events.next().await {
         match event {

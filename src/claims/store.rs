@@ -15,23 +15,13 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::plan::Step;
-use super::seen::{Claim, resource};
+use super::seen::{Claim, all, rule_of, rules};
 use super::{LIST_TIMEOUT, TIMEOUT, WIDTH, consumed};
 use crate::ask::{AskError, within};
 
 /// Looks for rules that are left, and the pause between two.
 const LOOKS: u32 = 60;
 const LOOKS_AGAIN: Duration = Duration::from_secs(2);
-
-pub(super) fn rules(client: &Client, version: &str) -> Api<DynamicObject> {
-    Api::all_with(client.clone(), &resource(version, "DeviceTaintRule"))
-}
-
-fn rule_of(object: &DynamicObject) -> Rule {
-    let mut value = object.data.clone();
-    value["metadata"] = serde_json::to_value(&object.metadata).unwrap_or_default();
-    Rule::of(&value)
-}
 
 /// In which version DeviceTaintRules are served, if at all.
 pub(super) async fn served(client: &Client) -> Result<Option<&'static str>, AskError> {
@@ -57,7 +47,7 @@ pub(super) async fn served(client: &Client) -> Result<Option<&'static str>, AskE
 
 /// What claims consume, by the API server's own answer of now.
 pub(super) async fn listed(client: &Client) -> Result<HashMap<Device, Consumed>, AskError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource("v1", "ResourceClaim"));
+    let api = all(client, "ResourceClaim");
     let claims = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
     let claims: Vec<Claim> = claims.items.iter().map(|it| Claim::of(&it.data)).collect();
     Ok(consumed(claims.iter()))
@@ -65,7 +55,7 @@ pub(super) async fn listed(client: &Client) -> Result<HashMap<Device, Consumed>,
 
 /// The DeviceClasses, each with what it selects; an empty text stands for everything.
 pub(super) async fn classes(client: &Client) -> Result<HashMap<String, String>, AskError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource("v1", "DeviceClass"));
+    let api = all(client, "DeviceClass");
     let classes = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
     let of = |class: DynamicObject| {
         let selectors = &class.data["spec"]["selectors"];

@@ -122,9 +122,7 @@ pub struct Rule {
     pub terminating: bool,
     /// Its device; none if it is not as the extender writes it.
     pub device: Option<Device>,
-    /// The node of the GPU that the device is, or is a part of.
-    pub node: String,
-    /// The UUID of that GPU.
+    /// The UUID of the GPU that the device is, or is a part of.
     pub gpu: String,
 }
 
@@ -151,7 +149,6 @@ impl Rule {
             epoch: noted(names::EPOCH).parse().ok(),
             terminating: meta["deletionTimestamp"].is_string(),
             device: Some(device).filter(|device| is_ours && device.is_named()),
-            node: noted(names::FENCED_NODE),
             gpu: noted(names::FENCED_GPU),
         }
     }

@@ -33,7 +33,6 @@ fn rule(name: &str, of: &str, epoch: Option<u64>) -> Rule {
         epoch,
         terminating: false,
         device: Some(device(of)),
-        node: "n".to_owned(),
         gpu: "GPU-0".to_owned(),
     }
 }
