@@ -217,12 +217,15 @@ pub fn judge(
             .clone()
             .map(|seed| Draw::new(fleet, replicas, seed))
             .collect();
-        for (&gpu, request) in gpus
-            .iter()
-            .flat_map(|gpu| Request::ALL.map(|request| (gpu, request)))
-        {
-            let runs: Vec<[f64; 7]> = draws.iter().map(|it| it.judge(request, gpu)).collect();
+        // Where the time does not turn, every seed shares histories among the same pods.
+        let differ = if fleet.turns { draws.len() } else { 1 };
+        let moves = draws.iter().take(differ);
+        let moves: Vec<_> = moves.map(|it| moves_of(fleet, &it.shared)).collect();
+        let ways = |gpu| Request::ALL.iter().enumerate().map(move |way| (gpu, way));
+        for (&gpu, (way, &request)) in gpus.iter().flat_map(ways) {
+            let runs: Vec<[f64; 6]> = draws.iter().map(|it| it.judge(request, gpu)).collect();
             let mean = |at: usize| Mean::of(&runs.iter().map(|it| it[at]).collect::<Vec<_>>());
+            let moves: Vec<f64> = moves.iter().map(|it| it[way]).collect();
             judged.push(Judged {
                 series: fleet.name,
                 replicas,
@@ -234,7 +237,7 @@ pub fn judge(
                 without_pct: mean(3),
                 above_pct: mean(4),
                 worst_pod_pct: mean(5),
-                moves_pct: mean(6),
+                moves_pct: Mean::of(&moves),
             });
         }
     }
@@ -249,8 +252,6 @@ struct Draw {
     peaks: Vec<u64>,
     later: Vec<Vec<u64>>,
     orders: Vec<Vec<usize>>,
-    /// How far the amount of each way moves within a day, in percent.
-    moves: [f64; Request::ALL.len()],
 }
 
 impl Draw {
@@ -294,15 +295,13 @@ impl Draw {
                 .iter()
                 .map(|used| used[learnt.min(used.len())..].to_vec())
                 .collect(),
-            moves: moves(fleet, &shared),
             histories,
             shared,
         }
     }
 
-    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, those of the worst pod, and how far the
-    /// amount moves.
-    fn judge(&self, request: Request, gpu: Mib) -> [f64; 7] {
+    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, and those of the worst pod.
+    fn judge(&self, request: Request, gpu: Mib) -> [f64; 6] {
         let pods = self.peaks.iter().zip(&self.shared);
         let requests: Vec<u64> = pods
             .map(|(&peak, &at)| request.of(&self.histories[at], peak, gpu))
@@ -337,11 +336,6 @@ impl Draw {
             percent(without, gpus),
             above.iter().sum::<f64>() / above.len().max(1) as f64,
             above.iter().copied().fold(0.0, f64::max),
-            Request::ALL
-                .iter()
-                .zip(self.moves)
-                .find_map(|(it, moves)| (*it == request).then_some(moves))
-                .unwrap_or(0.0),
         ]
     }
 
@@ -354,7 +348,7 @@ impl Draw {
 }
 
 /// How far the amount of each way moves within the last of nine days, in percent. A shorter recording is repeated.
-fn moves(fleet: &Fleet, shared: &[usize]) -> [f64; Request::ALL.len()] {
+fn moves_of(fleet: &Fleet, shared: &[usize]) -> [f64; Request::ALL.len()] {
     let mut histories = vec![History::default(); shared.iter().max().map_or(0, |it| it + 1)];
     let mut ranges = vec![[(u64::MAX, 0); Request::ALL.len()]; histories.len()];
     for minute in 0..9 * DAY {
