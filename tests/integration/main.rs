@@ -4,6 +4,7 @@
 mod admission_options;
 mod adopt;
 mod adopt_rig;
+mod adopted_pods;
 mod advice;
 mod after_filter;
 mod agent;

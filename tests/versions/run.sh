@@ -37,7 +37,7 @@ plugin and webhook say the same|webhook::plugin_and_webhook_say_the_same_of_ever
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus
 gpushare's too, with its variables|adopt::gpushare_requests_become_mib_and_programs_find_the_old_units
 those that cannot be are refused|adopt::requests_that_cannot_be_translated_are_refused_and_others_pass
-a pod of gpushare is bound|adopt::pod_of_gpushare_is_bound_to_a_gpu_with_room
+a pod of gpushare is bound|adopted_pods::pod_of_gpushare_is_bound_to_a_gpu_with_room
 helm test places a pod|helm::helm_test_ends_well_once_its_pod_has_a_gpu
 installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
