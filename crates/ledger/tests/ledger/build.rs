@@ -279,6 +279,16 @@ pub(crate) fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option
     refused.first().map(|(_, why)| *why)
 }
 
+/// Why node a refuses a pod that comes now, by filter and by what people are told.
+pub(crate) fn probed(ledger: &mut Ledger, mib: u64) -> Option<Reason> {
+    let probe = pod(&format!("probe-{}", ledger.copies()), mib);
+    let told = ledger.explain(&probe, "a", at(1)).err();
+    let refused = ledger.filter(&ask(&probe), &["a"], at(1)).refused;
+    ledger.delete_pod(&probe.uid);
+    assert_eq!(told, refused.first().map(|(_, why)| *why));
+    told
+}
+
 /// How many pods wait for their bind, and the binds of how many are under way.
 pub(crate) fn assumed(ledger: &Ledger) -> (usize, usize) {
     let assumed = ledger.assumed();

@@ -3,7 +3,7 @@
 use gpustow_ledger::{Config, Ledger, Reason};
 use gpustow_pack::Refusal;
 
-use crate::build::{ask, at, bound, choose, ledger, pod};
+use crate::build::{at, bound, choose, ledger, pod, probed};
 
 /// A node with two GPUs, whose fence is on.
 fn fenced() -> Ledger {
@@ -15,15 +15,6 @@ fn fenced() -> Ledger {
     ledger
 }
 
-fn refused(ledger: &mut Ledger, mib: u64) -> Option<Reason> {
-    let probe = pod(&format!("probe-{}", ledger.copies()), mib);
-    let told = ledger.explain(&probe, "a", at(1)).err();
-    let refused = ledger.filter(&ask(&probe), &["a"], at(1)).refused;
-    ledger.delete_pod(&probe.uid);
-    assert_eq!(told, refused.first().map(|(_, why)| *why));
-    told
-}
-
 fn open(ledger: &mut Ledger, uuids: &[&str]) -> bool {
     ledger.open("a", uuids.iter().map(|uuid| (*uuid).into()))
 }
@@ -31,12 +22,12 @@ fn open(ledger: &mut Ledger, uuids: &[&str]) -> bool {
 #[test]
 fn fence_lets_pods_have_only_gpus_that_were_opened() {
     let mut ledger = fenced();
-    assert_eq!(refused(&mut ledger, 40), Some(Reason::Claimed));
+    assert_eq!(probed(&mut ledger, 40), Some(Reason::Claimed));
     assert!(open(&mut ledger, &["a-1"]) && !open(&mut ledger, &["a-1"]));
-    assert_eq!(refused(&mut ledger, 40), None);
-    assert_eq!(refused(&mut ledger, 60), Some(Reason::Claimed));
+    assert_eq!(probed(&mut ledger, 40), None);
+    assert_eq!(probed(&mut ledger, 60), Some(Reason::Claimed));
     assert_eq!(
-        refused(&mut ledger, 120),
+        probed(&mut ledger, 120),
         Some(Reason::Fit(Refusal::TooLarge))
     );
     let [view] = ledger.snapshot(at(1)).try_into().unwrap();
@@ -44,12 +35,12 @@ fn fence_lets_pods_have_only_gpus_that_were_opened() {
     assert_eq!(states.collect::<Vec<_>>(), [(true, false), (false, true)]);
     // Turned off, it is gone, and turned on again, nothing is open.
     ledger.configure(Config::default());
-    assert_eq!(refused(&mut ledger, 60), None);
+    assert_eq!(probed(&mut ledger, 60), None);
     ledger.configure(Config {
         fence: true,
         ..Config::default()
     });
-    assert_eq!(refused(&mut ledger, 40), Some(Reason::Claimed));
+    assert_eq!(probed(&mut ledger, 40), Some(Reason::Claimed));
 }
 
 #[test]
@@ -81,14 +72,14 @@ fn gpu_closes_only_if_no_pod_holds_or_is_about_to_hold_something_of_it() {
     ledger.delete_pod("old");
     assert!(ledger.close("a", "a-1"));
     assert_eq!(held(&ledger), [true, false]);
-    assert_eq!(refused(&mut ledger, 50), Some(Reason::Claimed));
+    assert_eq!(probed(&mut ledger, 50), Some(Reason::Claimed));
 }
 
 #[test]
 fn next_leader_opens_no_gpu_that_the_last_one_opened() {
     let mut ledger = fenced();
     open(&mut ledger, &["a-0", "a-1"]);
-    assert_eq!(refused(&mut ledger, 60), None);
+    assert_eq!(probed(&mut ledger, 60), None);
     ledger.withhold([]);
-    assert_eq!(refused(&mut ledger, 60), Some(Reason::Claimed));
+    assert_eq!(probed(&mut ledger, 60), Some(Reason::Claimed));
 }

@@ -8,7 +8,7 @@ use gpustow_ledger::{BindRefusal, Config, Ledger, Problem, Reason};
 use gpustow_pack::Refusal;
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, choose, joins, ledger, node, pod, report};
+use crate::build::{at, bound, card, choose, joins, ledger, node, pod, probed, report};
 
 fn cordon(ledger: &mut Ledger, uuids: &[&str]) {
     ledger.apply_node(NodeFacts {
@@ -17,25 +17,15 @@ fn cordon(ledger: &mut Ledger, uuids: &[&str]) {
     });
 }
 
-/// Why a pod that comes now is refused, by filter and by what people are told.
-fn refused(ledger: &mut Ledger, mib: u64) -> Option<Reason> {
-    let probe = pod(&format!("probe-{}", ledger.copies()), mib);
-    let told = ledger.explain(&probe, "a", at(1)).err();
-    let refused = ledger.filter(&ask(&probe), &["a"], at(1)).refused;
-    ledger.delete_pod(&probe.uid);
-    assert_eq!(told, refused.first().map(|(_, why)| *why));
-    told
-}
-
 #[test]
 fn a_cordoned_gpu_takes_no_new_pod_and_keeps_those_it_has() {
     let mut ledger = ledger(&[("a", &[100, 50])]);
     ledger.apply_pod(bound("old", "a", "a-0", 30));
-    assert_eq!(refused(&mut ledger, 60), None);
+    assert_eq!(probed(&mut ledger, 60), None);
     cordon(&mut ledger, &["a-0"]);
-    assert_eq!(refused(&mut ledger, 60), Some(Reason::Cordoned));
-    assert_eq!(refused(&mut ledger, 50), None, "the other GPU takes pods");
-    assert_eq!(refused(&mut ledger, 80), Some(Reason::Fit(Refusal::NoRoom)));
+    assert_eq!(probed(&mut ledger, 60), Some(Reason::Cordoned));
+    assert_eq!(probed(&mut ledger, 50), None, "the other GPU takes pods");
+    assert_eq!(probed(&mut ledger, 80), Some(Reason::Fit(Refusal::NoRoom)));
     let [view] = ledger.snapshot(at(1)).try_into().unwrap();
     let states = view.cards.iter().map(|card| (card.cordoned, card.healthy));
     assert_eq!(states.collect::<Vec<_>>(), [(true, false), (false, true)]);
@@ -83,7 +73,7 @@ fn a_gpu_that_is_unhealthy_too_is_refused_for_that() {
     };
     ledger.apply_gpunode("a", report(&[ill]), at(1));
     assert_eq!(
-        refused(&mut ledger, 60),
+        probed(&mut ledger, 60),
         Some(Reason::Fit(Refusal::Unhealthy))
     );
 }
@@ -101,7 +91,7 @@ fn the_uuid_of_a_gpu_cordons_its_mig_instances() {
     };
     ledger.apply_gpunode("a", report(&[instance]), at(1));
     cordon(&mut ledger, &["GPU-0"]);
-    assert_eq!(refused(&mut ledger, 60), Some(Reason::Cordoned));
+    assert_eq!(probed(&mut ledger, 60), Some(Reason::Cordoned));
 }
 
 #[test]
