@@ -122,7 +122,7 @@ async fn node(case: &Case, name: &str, gpus: usize) -> Result<()> {
 
 /// A claim of so much of a GPU, or of a whole one, and a pod of the cluster's own scheduler that uses it.
 async fn claim(case: &Case, name: &str, mib: Option<u64>) -> Result<Pod> {
-    case.claim(name, mib).await?;
+    case.claim(name, 1, mib).await?;
     let pod = case.pod(name).scheduler("default-scheduler");
     pod.claim(name).create(&case.client).await
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use gpustow_api::claim::GROUP;
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
 
@@ -71,12 +71,12 @@ impl Case {
         Api::namespaced_with(self.client.clone(), &self.namespace, &kind)
     }
 
-    /// Creates a claim of so much of a GPU, or of a whole one, as kube-controller-manager would from a template.
+    /// Creates a claim of GPUs, of so much of each or all of it, as kube-controller-manager would from a template.
     ///
     /// # Errors
     /// The API server refuses it.
-    pub async fn claim(&self, name: &str, mib: Option<u64>) -> Result<()> {
-        let mut exactly = json!({ "deviceClassName": DRIVER });
+    pub async fn claim(&self, name: &str, gpus: u64, mib: Option<u64>) -> Result<()> {
+        let mut exactly = json!({ "deviceClassName": DRIVER, "count": gpus });
         if let Some(mib) = mib {
             exactly["capacity"] = json!({ "requests": { "memory": format!("{mib}Mi") } });
         }
@@ -85,6 +85,22 @@ impl Case {
             "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": exactly }] } },
         });
         create(&self.claims(), claim).await
+    }
+
+    /// Deletes a claim whose pod is gone, as kube-controller-manager would.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn release(&self, name: &str) -> Result<()> {
+        let claims = self.claims();
+        let params = PatchParams::default();
+        // kube-scheduler tries waiting pods again after this update, and not after the deletion.
+        let unused = Patch::Merge(json!({ "status": { "reservedFor": null, "allocation": null } }));
+        claims.patch_status(name, &params, &unused).await?;
+        let free = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        claims.patch(name, &params, &free).await?;
+        claims.delete(name, &DeleteParams::default()).await?;
+        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         15_891,
     ),
     ("extender", &["."], 9_115),
-    ("testkit", &["crates/testkit"], 6_876),
+    ("testkit", &["crates/testkit"], 7_068),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_310),
     ("agent", &["crates/agent"], 5_793),
     ("api", &["crates/api"], 4_583),

@@ -9,10 +9,10 @@ use kube::ResourceExt as _;
 use kube::api::ListParams;
 
 use crate::program::Running;
-use crate::{Site, kubernetes};
+use crate::{CARDS, Site, kubernetes};
 
-/// Annotation of pods as they are read: the device and the MiB of its claim.
-const DEVICE: &str = "bench/device";
+/// Annotation of pods as they are read: the devices and the MiB of their claim.
+const DEVICES: &str = "bench/devices";
 const CONFIG: &str = "
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
@@ -38,24 +38,30 @@ pub(crate) async fn start(site: &Site<'_>, most_allocated: bool) -> Result<Runni
     kubernetes::scheduler(site, config).await
 }
 
-/// Notes on each pod which device its claim has, and how much of it.
+/// Notes on each pod which devices its claim has, and how much of each.
 pub(crate) async fn note(case: &Case, pods: &mut [Pod]) -> Result<()> {
     for claim in case.claims().list(&ListParams::default()).await?.items {
-        let Some((device, Consumed::Mib(mib))) = consumed(&claim.data).into_iter().next() else {
-            continue;
-        };
+        let devices = consumed(&claim.data).into_iter();
+        let devices = devices.map(|(device, consumed)| match consumed {
+            Consumed::Mib(mib) => format!("{} {}", device.name, mib.0),
+            _ => format!("{} {}", device.name, CARDS[0]),
+        });
+        let note = devices.collect::<Vec<_>>().join(",");
         let name = claim.name_any();
         for pod in pods.iter_mut().filter(|it| it.name_any() == name) {
-            let note = format!("{} {}", device.name, mib.0);
-            pod.annotations_mut().insert(DEVICE.to_owned(), note);
+            pod.annotations_mut()
+                .insert(DEVICES.to_owned(), note.clone());
         }
     }
     Ok(())
 }
 
-pub(crate) fn holds(pod: &Pod) -> Result<(String, u64)> {
-    let note = pod.annotations().get(DEVICE);
-    let note = note.context("bound without a device")?;
-    let (device, mib) = note.split_once(' ').context("no memory")?;
-    Ok((device.to_owned(), mib.parse()?))
+pub(crate) fn holds(pod: &Pod) -> Result<Vec<(String, u64)>> {
+    let note = pod.annotations().get(DEVICES);
+    let note = note.context("bound without a claim")?;
+    let device = |text: &str| {
+        let (device, mib) = text.split_once(' ').context("no device")?;
+        Ok((device.to_owned(), mib.parse()?))
+    };
+    note.split(',').map(device).collect()
 }

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::TryStreamExt as _;
 use gpustow_testkit::{Launch, PodBuilder, Process, free_port};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::WatchStreamExt as _;
@@ -14,13 +15,14 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::program::{Built, Running};
-use crate::{CARDS, Site};
+use crate::{CARDS, Site, Size};
 
 /// Where the pods are that reserve a GPU each.
 const RESERVATIONS: &str = "kai-resource-reservation";
 /// Label of a GPU's pods.
 const GROUP: &str = "runai-gpu-group";
 const MEMORY: &str = "gpu-memory";
+const WHOLE: &str = "nvidia.com/gpu";
 
 pub(crate) async fn install(site: &Site<'_>, build: &Built) -> Result<()> {
     let cluster = &site.cluster;
@@ -127,7 +129,7 @@ async fn play(pods: Api<Pod>) -> Result<()> {
 }
 
 pub(crate) fn resources() -> Vec<(&'static str, u64)> {
-    vec![("nvidia.com/gpu", CARDS.len() as u64)]
+    vec![(WHOLE, CARDS.len() as u64)]
 }
 
 /// What GPU feature discovery writes on the node.
@@ -137,19 +139,35 @@ pub(crate) fn register(node: &mut Node) {
     labels.insert("nvidia.com/gpu.count".to_owned(), CARDS.len().to_string());
 }
 
-pub(crate) fn request(pod: PodBuilder, mib: u64) -> PodBuilder {
+/// Whole GPUs are a resource, as with NVIDIA's device plugin.
+pub(crate) fn request(pod: PodBuilder, size: Size) -> PodBuilder {
+    let pod = pod
+        .scheduler("kai-scheduler")
+        .label("kai.scheduler/queue", "default-queue");
+    if size.mib == CARDS[0] {
+        return pod.with(|spec| {
+            let resources = spec.containers[0].resources.get_or_insert_default();
+            let limits = resources.limits.get_or_insert_default();
+            limits.insert(WHOLE.to_owned(), Quantity(size.gpus.to_string()));
+        });
+    }
     let shared = format!("shared-{:016x}", rand::random::<u64>());
-    pod.scheduler("kai-scheduler")
-        .label("kai.scheduler/queue", "default-queue")
-        .annotation(MEMORY, &mib.to_string())
+    pod.annotation(MEMORY, &size.mib.to_string())
         .annotation("runai/shared-gpu-configmap", &shared)
 }
 
-/// KAI tells GPUs apart by the group of pods that share one.
-pub(crate) fn holds(pod: &Pod, _: &str) -> Result<(String, u64)> {
+/// KAI tells GPUs apart by the group of pods that share one; kubelet chooses whole ones.
+pub(crate) fn holds(pod: &Pod) -> Result<Vec<(String, u64)>> {
+    let spec = pod.spec.as_ref().context("no spec")?;
+    let resources = spec.containers.first().and_then(|it| it.resources.as_ref());
+    let limits = resources.and_then(|it| it.limits.as_ref());
+    if let Some(whole) = limits.and_then(|limits| limits.get(WHOLE)) {
+        let gpu = |gpu: u64| (format!("{}-{gpu}", pod.name_any()), CARDS[0]);
+        return Ok((0..whole.0.parse()?).map(gpu).collect());
+    }
     let group = pod.labels().get(GROUP);
     let group = group.with_context(|| format!("bound without {GROUP}"))?;
     let mib = pod.annotations().get(MEMORY);
     let mib = mib.with_context(|| format!("bound without {MEMORY}"))?;
-    Ok((group.clone(), mib.parse()?))
+    Ok(vec![(group.clone(), mib.parse()?)])
 }

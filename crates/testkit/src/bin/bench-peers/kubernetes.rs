@@ -1,6 +1,6 @@
 //! kube-scheduler alone and with gpustow, by the configuration in scheduler-config.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::{
     Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig, Webhook, get,
@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use tokio::task::JoinSet;
 
 use crate::program::Running;
-use crate::{CARDS, Site};
+use crate::{CARDS, Site, Size};
 
 pub(crate) async fn install(site: &Site<'_>) -> Result<()> {
     let manifests = site.args.repository.join("manifests/base");
@@ -85,18 +85,20 @@ pub(crate) fn resources() -> Vec<(&'static str, u64)> {
     vec![(names::GPU_MEM, CARDS.iter().sum())]
 }
 
-pub(crate) fn request(pod: PodBuilder, mib: u64) -> PodBuilder {
-    pod.gpu_mem(mib)
+pub(crate) fn request(pod: PodBuilder, size: Size) -> PodBuilder {
+    let gpus = size.gpus.to_string();
+    pod.gpu_mem(size.all_mib())
+        .annotation(names::GPU_COUNT, &gpus)
 }
 
-pub(crate) fn holds(pod: &Pod, node: &str) -> Result<(String, u64)> {
+pub(crate) fn holds(pod: &Pod, node: &str) -> Result<Vec<(String, u64)>> {
     let text = pod.annotations().get(names::ASSIGNMENT);
     let assignment = Assignment::decode(text.context("bound without an assignment")?)?;
-    let charges: Vec<_> = assignment.charges.iter().collect();
-    let [(uuid, mib)] = charges[..] else {
-        bail!("assigned {} GPUs", charges.len());
-    };
     let of_node = format!("GPU-{node}-");
-    ensure!(uuid.starts_with(&of_node), "{uuid} is not of {node}");
-    Ok((uuid.to_string(), mib.0))
+    let charges = assignment.charges.iter();
+    let gpus = charges.map(|(uuid, mib)| (uuid.to_string(), mib.0));
+    let gpus: Vec<_> = gpus.collect();
+    let strange = gpus.iter().find(|(uuid, _)| !uuid.starts_with(&of_node));
+    ensure!(strange.is_none(), "{strange:?} is not of {node}");
+    Ok(gpus)
 }

@@ -2,34 +2,37 @@
 //!
 //! Each turn has a control plane of its own. The program runs and has bound a pod when all pods of the burst are created at once;
 //! pods at a steady pace follow. A further part of the nodes then gets more pods than fit, while all processes of the program are
-//! killed and started again three times. What a pod holds is read from what its program wrote on it.
+//! killed and started again three times. If so asked, a part of those pods ends, and pods that wait take their place. What a
+//! pod holds is read from what its program wrote on it.
 
 mod dra;
 mod kai;
 mod kubernetes;
 mod program;
 mod report;
+mod sizes;
 mod volcano;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Parser;
-use gpustow_testkit::{Binds, Case, ControlPlane, Options, at_once, built, paced, quantile, since};
+use gpustow_testkit::{
+    Binds, Case, ControlPlane, Options, at_once, built, node_of, paced, quantile, since,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use tokio::time::timeout;
 
 use program::{Built, Program, Running};
 use report::{Round, report};
+use sizes::{Size, sizes};
 
 /// GPUs of a node and their MiB, of which KAI counts hundreds only.
 const CARDS: [u64; 8] = [82_000; 8];
-/// What pods request in MiB, in turn.
-const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
 /// Clients that create pods at once.
 const WIDTH: usize = 64;
 /// A program that binds nothing for this long has done what it can.
@@ -38,8 +41,8 @@ const QUIET: Duration = Duration::from_secs(60);
 const NEARLY: Duration = Duration::from_secs(20);
 /// Label of nodes: which pods use them.
 const PART: &str = "bench/part";
-/// Annotation of pods: the MiB that they request.
-const MIB: &str = "bench/mib";
+/// Annotation of pods: what they request of GPUs.
+const SIZE: &str = "bench/size";
 
 /// Time gpustow beside other schedulers of shared GPUs.
 #[derive(Parser)]
@@ -56,6 +59,12 @@ struct Args {
     /// Further nodes, which are filled while the program is restarted
     #[arg(long, default_value_t = 10)]
     filled: usize,
+    /// Percentage of the pods on filled nodes that end once no more are bound; pods that wait follow
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100))]
+    ended: u64,
+    /// Pod list in the format of the openb trace, from which pods have GPUs, CPU and memory; six round sizes without it
+    #[arg(long)]
+    openb: Option<PathBuf>,
     /// Rounds of each program
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -73,6 +82,8 @@ struct Args {
 /// Where a program runs.
 struct Site<'a> {
     args: &'a Args,
+    /// Of pods, in turn.
+    sizes: &'a [Size],
     cluster: ControlPlane,
     case: Case,
 }
@@ -81,6 +92,7 @@ struct Site<'a> {
 async fn main() -> Result<()> {
     let args = Args::parse();
     built(&args.gpustow, "cargo build --release --bin gpustow")?;
+    let sizes = sizes(args.openb.as_deref())?;
     let began = Instant::now();
     let mut programs = Program::chosen(&args.only);
     let mut failures = BTreeMap::new();
@@ -110,7 +122,7 @@ async fn main() -> Result<()> {
                 let name = program.name();
                 let at = format!("{nodes} nodes, round {round} of {}, {name}", args.rounds);
                 eprintln!("{} {at}: starts", since(began));
-                match turn(&args, nodes, program, build).await {
+                match turn(&args, &sizes, nodes, program, build).await {
                     Ok(result) => {
                         eprintln!(
                             "{} {at}: {:.1} pods/s, bound after {:.0} ms (p50)",
@@ -134,11 +146,18 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-async fn turn(args: &Args, nodes: usize, program: Program, build: &Built) -> Result<Round> {
+async fn turn(
+    args: &Args,
+    sizes: &[Size],
+    nodes: usize,
+    program: Program,
+    build: &Built,
+) -> Result<Round> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let case = Case::new(&cluster, "bench").await?;
     let site = Site {
         args,
+        sizes,
         cluster,
         case,
     };
@@ -179,9 +198,7 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         None => None,
     };
 
-    let sum: u64 = CARDS.iter().sum();
-    let mean = REQUESTS.iter().sum::<u64>() / REQUESTS.len() as u64;
-    let fit = args.filled * usize::try_from(sum / mean)?;
+    let fit = site.fit();
     let mut kills = [fit / 4, fit / 2, fit * 3 / 4].into_iter().peekable();
     let restarts = |bound: usize| {
         if kills.next_if(|&at| bound >= at).is_some() {
@@ -190,6 +207,14 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         Ok(())
     };
     bind(site, program, "filled", "few", fit, restarts).await?;
+    let filled = program.books(&pods(site, program, "filled").await?);
+    let refilled = match args.ended {
+        0 => None,
+        _ => {
+            end(site, program).await?;
+            Some(program.books(&pods(site, program, "filled").await?))
+        }
+    };
     Ok(Round {
         rate: bound as f64 / took.as_secs_f64(),
         waits,
@@ -198,12 +223,30 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         memory,
         calls,
         burst,
-        filled: program.books(&pods(site, program, "filled").await?),
+        filled,
+        refilled,
     })
 }
 
-/// Creates that many pods at once, which fit, and a fifth more of those to be filled. Waits until the program binds no more. Tells
-/// `seen` how many are bound. The time from the first creation to the last bind.
+impl Site<'_> {
+    /// The size of the pod with this number.
+    fn size(&self, index: usize) -> Size {
+        self.sizes[index % self.sizes.len()]
+    }
+
+    /// So many pods request all memory of the nodes that are filled.
+    fn fit(&self) -> usize {
+        let all = self.args.filled as u64 * CARDS.iter().sum::<u64>();
+        let sums = (0..).scan(0, |sum, index| {
+            *sum += self.size(index).all_mib();
+            Some(*sum)
+        });
+        sums.take_while(|sum| *sum <= all).count()
+    }
+}
+
+/// Creates that many pods at once, which fit, and a fifth more of those to be filled, beside one for each that ends. Waits until
+/// the program binds no more. Tells `seen` how many are bound. The time from the first creation to the last bind.
 async fn bind(
     site: &Site<'_>,
     program: Program,
@@ -214,14 +257,15 @@ async fn bind(
 ) -> Result<Duration> {
     let mut binds = Binds::of(site.case.pods(), None).await?;
     let at = Instant::now();
-    let count = fit + if part == "few" { fit / 5 } else { 0 };
+    let more = fit * (20 + site.args.ended as usize) / 100;
+    let count = fit + if part == "few" { more } else { 0 };
     let names: Vec<String> = (0..count).map(|index| format!("{name}-{index}")).collect();
     let create = at_once(WIDTH, names.iter().enumerate(), |(index, name)| {
         create(site, program, name, part, index)
     });
     let bound = async {
         let mut last = Duration::ZERO;
-        let mut bound = HashMap::new();
+        let mut bound = HashSet::new();
         while bound.len() < count {
             let quiet = if bound.len() * 20 < fit * 19 {
                 QUIET
@@ -231,8 +275,7 @@ async fn bind(
             let Ok(next) = timeout(quiet, binds.next(name)).await else {
                 break;
             };
-            let (pod, node) = next?;
-            if bound.insert(pod, node).is_none() {
+            if bound.insert(next?.0) {
                 last = at.elapsed();
                 seen(bound.len())?;
             }
@@ -246,6 +289,29 @@ async fn bind(
     Ok(last)
 }
 
+/// Ends a part of the bound pods that fill nodes, evenly by their numbers. Waits until the program binds no more of the others.
+async fn end(site: &Site<'_>, program: Program) -> Result<()> {
+    let mut bound = pods(site, program, "filled").await?;
+    bound.retain(|pod| node_of(pod).is_some());
+    let number = |pod: &Pod| pod.name_any().rsplit('-').next()?.parse().ok();
+    bound.retain(|pod| number(pod).is_some_and(|it: u64| it * 37 % 100 < site.args.ended));
+    let mut binds = Binds::of(site.case.pods(), None).await?;
+    at_once(WIDTH, bound, |pod| async move {
+        let name = pod.name_any();
+        let now = DeleteParams::default().grace_period(0);
+        site.case.pods().delete(&name, &now).await?;
+        match program.claims() {
+            true => site.case.release(&name).await,
+            false => Ok(()),
+        }
+    })
+    .await?;
+    while let Ok(next) = timeout(NEARLY, binds.next("filled")).await {
+        next?;
+    }
+    Ok(())
+}
+
 async fn create(
     site: &Site<'_>,
     program: Program,
@@ -253,16 +319,19 @@ async fn create(
     part: &str,
     index: usize,
 ) -> Result<()> {
-    let mib = REQUESTS.get(index % REQUESTS.len()).copied();
-    let mib = mib.context("no request")?;
+    let size = site.size(index);
     let pod = site.case.pod(name);
     let pod = pod
         .node_selector(PART, part)
-        .annotation(MIB, &mib.to_string());
+        .annotation(SIZE, &size.to_string());
     if program.claims() {
-        site.case.claim(name, Some(mib)).await?;
+        let mib = (size.mib < CARDS[0]).then_some(size.mib);
+        site.case.claim(name, size.gpus, mib).await?;
     }
-    let pod = program.request(pod, name, mib).requests("cpu", "100m");
+    let pod = program.request(pod, name, size);
+    let pod = pod
+        .requests("cpu", &format!("{}m", size.cpu_milli))
+        .requests("memory", &format!("{}Mi", size.ram_mib));
     pod.create(&site.case.client).await?;
     Ok(())
 }

@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Error, Result, ensure};
 use clap::ValueEnum;
-use gpustow_testkit::{Case, PodBuilder, Process, device_class};
+use gpustow_testkit::{Case, PodBuilder, Process, device_class, node_of};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
 use kube::api::{Api, PostParams};
 use tokio::task::JoinSet;
 
-use crate::{Args, CARDS, MIB, PART, Site, dra, kai, kubernetes, volcano};
+use crate::{Args, CARDS, PART, SIZE, Site, Size, dra, kai, kubernetes, volcano};
 
+/// CPU and memory of a node: the openb trace has such nodes of 8 GPUs.
+const HOST: [(&str, &str); 2] = [("cpu", "128"), ("memory", "768Gi")];
 /// Lines of a log that an error shows.
 const TAIL: usize = 12;
 
@@ -58,6 +60,8 @@ pub(crate) struct Books {
     pub(crate) gpus: usize,
     /// MiB that the bound pods request.
     pub(crate) mib: u64,
+    /// Pods that take all GPUs of a node, and how many of them are not bound.
+    pub(crate) of_node: (usize, usize),
     /// GPUs and nodes whose pods request more than there is.
     pub(crate) over: Vec<String>,
     /// Bound pods to which no GPU of their node is assigned, or too little of it.
@@ -143,6 +147,13 @@ impl Program {
     /// Creates a node with the GPUs as the program's agent registers them.
     pub(crate) async fn node(self, case: &Case, name: String, part: &str) -> Result<()> {
         let builder = case.node(&name, &CARDS).label(PART, part);
+        let builder = builder.with_node(|node| {
+            let status = node.status.get_or_insert_default();
+            let capacity = status.capacity.get_or_insert_default();
+            for (resource, amount) in HOST {
+                capacity.insert(resource.to_owned(), Quantity(amount.to_owned()));
+            }
+        });
         let uuids = (0..CARDS.len()).map(|card| case.uuid(&name, card));
         if self.claims() {
             case.publish(&name, &CARDS).await?;
@@ -171,24 +182,24 @@ impl Program {
         Ok(())
     }
 
-    /// Has the pod request so much of one GPU.
-    pub(crate) fn request(self, pod: PodBuilder, name: &str, mib: u64) -> PodBuilder {
+    /// Has the pod request GPUs.
+    pub(crate) fn request(self, pod: PodBuilder, name: &str, size: Size) -> PodBuilder {
         match self {
-            Self::Plain | Self::Gpustow => kubernetes::request(pod, mib),
+            Self::Plain | Self::Gpustow => kubernetes::request(pod, size),
             Self::Dra | Self::DraMostAllocated => pod.claim(name),
-            Self::Volcano => volcano::request(pod, mib),
-            Self::Kai => kai::request(pod, mib),
+            Self::Volcano => volcano::request(pod, size),
+            Self::Kai => kai::request(pod, size),
         }
     }
 
-    /// The GPU of its node that the pod holds, and the MiB that it holds of it.
-    fn holds(self, pod: &Pod, node: &str) -> Result<Option<(String, u64)>> {
+    /// The GPUs of its node that the pod holds, and the MiB that it holds of each.
+    fn holds(self, pod: &Pod, node: &str) -> Result<Option<Vec<(String, u64)>>> {
         match self {
             Self::Plain => Ok(None),
             Self::Gpustow => kubernetes::holds(pod, node).map(Some),
             Self::Dra | Self::DraMostAllocated => dra::holds(pod).map(Some),
             Self::Volcano => volcano::holds(pod, node).map(Some),
-            Self::Kai => kai::holds(pod, node).map(Some),
+            Self::Kai => kai::holds(pod).map(Some),
         }
     }
 
@@ -196,24 +207,30 @@ impl Program {
         let mut held: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let mut requested: BTreeMap<&str, u64> = BTreeMap::new();
         let (mut over, mut without) = (Vec::new(), Vec::new());
-        let mut unbound = 0;
+        let (mut unbound, mut of_node) = (0, (0, 0));
         for pod in pods {
-            let spec = pod.spec.as_ref();
-            let Some(node) = spec.and_then(|spec| spec.node_name.as_deref()) else {
-                unbound += 1;
+            let size = pod.annotations().get(SIZE);
+            let Some(size) = size.and_then(|size| size.parse::<Size>().ok()) else {
                 continue;
             };
-            let mib = pod.annotations().get(MIB);
-            let mib: u64 = mib.and_then(|mib| mib.parse().ok()).unwrap_or_default();
-            *requested.entry(node).or_default() += mib;
+            of_node.0 += usize::from(size.is_node());
+            let Some(node) = node_of(pod) else {
+                unbound += 1;
+                of_node.1 += usize::from(size.is_node());
+                continue;
+            };
+            *requested.entry(node).or_default() += size.all_mib();
             match self.holds(pod, node) {
                 Ok(None) => {}
-                Ok(Some((gpu, of_it))) => {
-                    if of_it < mib {
+                Ok(Some(gpus)) => {
+                    let enough = gpus.iter().filter(|(_, mib)| *mib >= size.mib).count();
+                    if (enough as u64) < size.gpus {
                         let name = pod.name_any();
-                        without.push(format!("{name} requests {mib} MiB and holds {of_it}"));
+                        without.push(format!("{name} requests {size} MiB and holds {gpus:?}"));
                     }
-                    *held.entry((node, gpu)).or_default() += mib.max(of_it);
+                    for (gpu, of_it) in gpus {
+                        *held.entry((node, gpu)).or_default() += size.mib.max(of_it);
+                    }
                 }
                 Err(problem) => without.push(format!("{}: {problem:#}", pod.name_any())),
             }
@@ -237,6 +254,7 @@ impl Program {
             nodes: nodes.len(),
             gpus: held.len(),
             mib: requested.values().sum(),
+            of_node,
             over,
             without,
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_testkit::{Launch, PodBuilder, Process, at_once, free_port};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::interval;
 
 use crate::program::{Built, Running};
-use crate::{CARDS, PART, Site, WIDTH};
+use crate::{CARDS, PART, Site, Size, WIDTH};
 
 /// As its guide to vGPU says, and the weight by which the plugin's score counts: without it, nodes are not packed.
 const CONFIG: &str = r#"
@@ -137,18 +137,18 @@ pub(crate) fn register(node: &mut Node, uuids: impl Iterator<Item = String>) {
     notes.insert(key, "Requesting_2099.01.01 00:00:00".to_owned());
 }
 
-pub(crate) fn request(pod: PodBuilder, mib: u64) -> PodBuilder {
+pub(crate) fn request(pod: PodBuilder, size: Size) -> PodBuilder {
     pod.scheduler("volcano").with(|spec| {
         let resources = spec.containers[0].resources.get_or_insert_default();
         let limits = resources.limits.get_or_insert_default();
-        for (resource, amount) in [("vgpu-number", 1), ("vgpu-memory", mib)] {
+        for (resource, amount) in [("vgpu-number", size.gpus), ("vgpu-memory", size.mib)] {
             let key = format!("volcano.sh/{resource}");
             limits.insert(key, Quantity(amount.to_string()));
         }
     })
 }
 
-pub(crate) fn holds(pod: &Pod, node: &str) -> Result<(String, u64)> {
+pub(crate) fn holds(pod: &Pod, node: &str) -> Result<Vec<(String, u64)>> {
     let note = |key: &str| {
         let value = pod.annotations().get(key).map(String::as_str);
         value.with_context(|| format!("bound without {key}"))
@@ -156,12 +156,12 @@ pub(crate) fn holds(pod: &Pod, node: &str) -> Result<(String, u64)> {
     let chosen = note("volcano.sh/vgpu-node")?;
     ensure!(chosen == node, "bound to {node} with GPUs of {chosen}");
     let text = note("volcano.sh/vgpu-ids-new")?;
-    let devices: Vec<&str> = text.split([':', ';']).filter(|it| !it.is_empty()).collect();
-    let [device] = devices[..] else {
-        bail!("assigned {} GPUs: {text:?}", devices.len());
+    let devices = text.split([':', ';']).filter(|it| !it.is_empty());
+    let gpu = |device: &str| {
+        let mut fields = device.split(',');
+        let (uuid, mib) = (fields.next(), fields.nth(1));
+        let mib = mib.with_context(|| format!("no memory: {text:?}"))?;
+        Ok((uuid.unwrap_or_default().to_owned(), mib.parse()?))
     };
-    let mut fields = device.split(',');
-    let (uuid, mib) = (fields.next(), fields.nth(1));
-    let mib = mib.with_context(|| format!("no memory: {text:?}"))?;
-    Ok((uuid.unwrap_or_default().to_owned(), mib.parse()?))
+    devices.map(gpu).collect()
 }
