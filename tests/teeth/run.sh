@@ -21,7 +21,7 @@ for patch; do
     case $patch in
     *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="--test simulate every" ;;
     *cases/*) set_of=GPUSTOW_ROUNDS=3 profile=dev test=$(sed -n 's/^Found by //p' "$patch") ;;
-    *) set_of=GPUSTOW_SEED=1 profile=dev test="--test ledger no_history" ;;
+    *) set_of=GPUSTOW_HISTORIES=${HISTORIES:-200000} profile=dev test="--test ledger no_history" ;;
     esac
     apply
     # shellcheck disable=SC2086 # The target and the filter are several words.

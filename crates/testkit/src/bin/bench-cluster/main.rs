@@ -70,7 +70,7 @@ struct Args {
     /// Measure the queue: what others pay for so many pods that wait in it, and how soon freed memory goes to its head
     #[arg(long, value_delimiter = ',', conflicts_with = "waiting")]
     queue: Vec<usize>,
-    /// With --queue, also the first of these numbers of pods without a queue
+    /// With --queue, also each of these numbers of pods without a queue
     #[arg(long, requires = "queue")]
     refused: bool,
     /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated for nothing while it drains
@@ -147,11 +147,12 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// A control plane with an overlay of the manifests, with nodes, and with kube-scheduler's kubeconfig.
+/// A control plane with an overlay of the manifests, with nodes, and with kube-scheduler's kubeconfig. Nodes advertise so many
+/// times the memory of their cards: of twice as much, only gpustow refuses a part.
 async fn site(
     args: &Args,
     nodes: usize,
-    overlay: &str,
+    (overlay, times): (&str, u64),
     began: Instant,
 ) -> Result<(ControlPlane, Case, PathBuf)> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
@@ -164,6 +165,7 @@ async fn site(
     at_once(WIDTH, 0..nodes, |node| {
         let name = format!("n{node:05}");
         let node = case.node(&name, &CARDS).label(NODE, &name);
+        let node = node.advertise(CARDS.iter().sum::<u64>() * times);
         let client = &case.client;
         async move { node.create(client).await }
     })
@@ -204,7 +206,7 @@ async fn rounds<W: Copy + Eq + Hash, R>(
 }
 
 async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let (cluster, case, kubeconfig) = site(args, nodes, "base", began).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, ("base", 1), began).await?;
     let run = async |way| run(args, &cluster, &case, &kubeconfig, way).await;
     let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
     let ways = Way::all(args);

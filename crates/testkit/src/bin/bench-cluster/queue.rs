@@ -2,11 +2,11 @@
 //!
 //! Each node's first card bears a small pod, so that pods that ask for all eight fit nowhere and could. They wait;
 //! others that fit are created at a steady pace, then at once. Then the small pods of some nodes are deleted, one after
-//! the other, and the time is taken until a pod of the queue is bound there.
+//! the other, and the time is taken until a pod of those that wait is bound there. More of them are deleted at once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use gpustow_api::config::{self, QueueMode};
@@ -16,17 +16,17 @@ use gpustow_testkit::{
     node_of, paced, quantile, quantiles, sorted, spread,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 
 use crate::{
-    Args, CARDS, NODE, QUIET, SETTLED, WIDTH, config, cpu, create, next_bound, pod, refused,
+    Args, CARDS, NODE, QUIET, SETTLED, WIDTH, calls, config, cpu, create, next_bound, pod, refused,
     rounds, site, start, sum_of,
 };
 
 /// MiB of the small pod on each node.
 const SMALL: u64 = 1_024;
-/// Nodes that are freed, one after the other.
+/// Nodes that are freed one after the other, and then at once.
 const FREED: usize = 50;
 /// Marks the pods of one way's measurement, which are deleted after it.
 const PART: &str = "bench/part";
@@ -65,14 +65,10 @@ impl Way {
         ]
         .map(|mode| way(mode, 0, true))
         .into();
-        if args.refused {
-            ways.extend(
-                args.queue
-                    .first()
-                    .map(|&waiting| way(Some(QueueMode::Off), waiting, true)),
-            );
-        }
         for &waiting in &args.queue {
+            if args.refused {
+                ways.push(way(Some(QueueMode::Off), waiting, true));
+            }
             ways.extend([true, false].map(|ask| way(Some(QueueMode::Auto), waiting, ask)));
         }
         ways
@@ -86,6 +82,8 @@ struct Round {
     waits: Vec<f64>,
     /// Milliseconds from a node's last pod deleted to one of the queue bound there, ascending.
     freed: Vec<f64>,
+    /// Of nodes that were freed at once: pods bound per second, calls of /filter per pod, pods that others should have preceded.
+    at_once: [f64; 3],
     /// CPU per pod of those created at once in ms: scheduler, API server and etcd, extender.
     cpu: [f64; 3],
     /// Pods created while the queue was on that got no gate.
@@ -97,7 +95,7 @@ struct Round {
 }
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let (cluster, case, kubeconfig) = site(args, nodes, "overlays/queue", began).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, ("overlays/queue", 2), began).await?;
     let run = async |way| run(args, &cluster, &case, (nodes, &kubeconfig), way).await;
     let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
     let ways = Way::all(args);
@@ -262,9 +260,11 @@ async fn run(
     let ungated = ungates().await? - ungated;
 
     remove(case, "fits").await?;
-    let freed = match way.mode {
-        Some(QueueMode::Auto) if way.waiting > FREED && way.ask => free(case).await?,
-        _ => Vec::new(),
+    let (freed, at_once) = match &extender {
+        Some(extender) if way.waiting > 2 * FREED && way.ask => {
+            (free(case).await?, free_at_once(case, extender).await?)
+        }
+        _ => (Vec::new(), [0.0; 3]),
     };
     case.check().await?;
     scheduler.process.kill9();
@@ -273,6 +273,7 @@ async fn run(
         rate: args.pods as f64 / took.as_secs_f64(),
         waits,
         freed,
+        at_once,
         cpu: [0, 1, 2].map(|at| (after[at] - before[at]) * 1e3 / args.pods as f64),
         beside: beside as f64,
         ungates: ungated / args.pods as f64,
@@ -296,6 +297,50 @@ async fn free(case: &Case) -> Result<Vec<f64>> {
     Ok(sorted(freed.into_iter()))
 }
 
+/// Frees as many more nodes at once; the figures of [`Round::at_once`].
+async fn free_at_once(case: &Case, extender: &Extender) -> Result<[f64; 3]> {
+    let selected = format!("{PART}=waits");
+    let waiting = ListParams::default().labels(&selected);
+    let mut waiting = case.pods().list(&waiting).await?.items;
+    waiting.retain(|pod| node_of(pod).is_none());
+    waiting.sort_by_key(|pod| pod.creation_timestamp());
+    let last = waiting.get(FREED - 1).and_then(Pod::creation_timestamp);
+    let later = waiting.iter().filter(|pod| pod.creation_timestamp() > last);
+    let later: HashSet<String> = later.map(ResourceExt::name_any).collect();
+    let mut binds = Binds::of(case.pods(), Some(&selected)).await?;
+    let [[before, _], _] = calls(Some(extender)).await?;
+    let first = Instant::now();
+    at_once(WIDTH, FREED..2 * FREED, |index| async move {
+        let now = DeleteParams::default().grace_period(0);
+        case.pods()
+            .delete(&small(&format!("n{index:05}")), &now)
+            .await?;
+        Ok(())
+    })
+    .await?;
+    let mut bound = HashSet::new();
+    while bound.len() < FREED {
+        bound.insert(next_bound(&mut binds).await?.0);
+    }
+    let took = first.elapsed();
+    // Others may have been woken for the same room.
+    let mut after = before;
+    loop {
+        let [[now, _], _] = calls(Some(extender)).await?;
+        if now == std::mem::replace(&mut after, now) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let pods = FREED as f64;
+    let out_of_turn = bound.intersection(&later).count();
+    Ok([
+        pods / took.as_secs_f64(),
+        (after - before) / pods,
+        out_of_turn as f64,
+    ])
+}
+
 /// Deletes the pods of this part and waits until they are gone.
 pub(crate) async fn remove(case: &Case, part: &str) -> Result<()> {
     case.clear(Some(&format!("{PART}={part}")), SETTLED).await
@@ -304,8 +349,8 @@ pub(crate) async fn remove(case: &Case, part: &str) -> Result<()> {
 fn report(nodes: usize, args: &Args, ways: &[Way], results: &HashMap<Way, Vec<Round>>) {
     println!(
         "\n{nodes} nodes × {} GPUs, {} others, {} rounds in turn; median (least..most) of rounds\n\n\
-         | | pods/s | ÷ first | created → bound p50 / p99, ms | freed → bound p50 / p99 / worst, ms | CPU ms a pod: kube-scheduler, \
-         API server and etcd, extender | without the gate | ungated a pod | MiB |\n|---|---|---|---|---|---|---|---|---|",
+         | | pods/s | ÷ first | created → bound p50 / p99, ms | freed → bound p50 / p99 / worst, ms | {FREED} freed at once: pods/s, /filter a pod, out of turn | CPU ms a pod: kube-scheduler, \
+         API server and etcd, extender | without the gate | ungated a pod | MiB |\n|---|---|---|---|---|---|---|---|---|---|",
         CARDS.len(),
         args.pods,
         args.rounds
@@ -321,13 +366,16 @@ fn report(nodes: usize, args: &Args, ways: &[Way], results: &HashMap<Way, Vec<Ro
         let ratios = rounds.iter().zip(base).map(|(a, b)| a.rate / b.rate);
         let halves = rounds.iter().map(|round| quantile(&round.waits, 0.5));
         println!(
-            "| {} | {} | {} | {} / {:.0} | {} | {:.1}, {:.1}, {:.1} | {:.0} | {:.2} | {:.0} |",
+            "| {} | {} | {} | {} / {:.0} | {} | {:.1}, {:.1}, {:.0} | {:.1}, {:.1}, {:.1} | {:.0} | {:.2} | {:.0} |",
             way.name(),
             spread(rounds.iter().map(|round| round.rate), 1),
             spread(ratios, 2),
             spread(halves, 0),
             quantile(&all(|round| &round.waits), 0.99),
             quantiles(&all(|round| &round.freed), [0.5, 0.99, 1.0], 0),
+            middle(|round| round.at_once[0]),
+            middle(|round| round.at_once[1]),
+            middle(|round| round.at_once[2]),
             middle(|round| round.cpu[0]),
             middle(|round| round.cpu[1]),
             middle(|round| round.cpu[2]),
