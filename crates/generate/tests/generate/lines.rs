@@ -21,7 +21,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("extender", &["."], 9_115),
     ("testkit", &["crates/testkit"], 6_876),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_310),
-    ("agent", &["crates/agent"], 5_793),
+    ("agent", &["crates/agent"], 5_819),
     ("api", &["crates/api"], 4_583),
     ("sim", &["crates/sim"], 4_156),
     ("pack", &["crates/pack"], 2_478),
@@ -68,7 +68,7 @@ fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
 /// A function has so many lines of code at most.
 const LINES: usize = 70;
 /// So many have more. The number falls, and never rises.
-const LONG: usize = 29;
+const LONG: usize = 24;
 
 #[test]
 fn functions_have_at_most_70_lines() -> io::Result<()> {
