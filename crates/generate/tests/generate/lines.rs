@@ -18,15 +18,15 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         ],
         15_889,
     ),
-    ("extender", &["."], 9_115),
+    ("extender", &["."], 9_148),
     ("testkit", &["crates/testkit"], 6_876),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_310),
     ("agent", &["crates/agent"], 5_819),
-    ("api", &["crates/api"], 4_583),
+    ("api", &["crates/api"], 4_581),
     ("sim", &["crates/sim"], 4_156),
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
-    ("admission", &["crates/admission"], 1_967),
+    ("admission", &["crates/admission"], 1_964),
     ("demo", &["crates/demo"], 1_765),
     ("inspect", &["crates/inspect"], 1_792),
     ("simulated NVML", &["crates/fake-nvml"], 1_237),
@@ -68,7 +68,7 @@ fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
 /// A function has so many lines of code at most.
 const LINES: usize = 70;
 /// So many have more. The number falls, and never rises.
-const LONG: usize = 24;
+const LONG: usize = 17;
 
 #[test]
 fn functions_have_at_most_70_lines() -> io::Result<()> {
