@@ -16,7 +16,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
             "crates/queue",
             "crates/means",
         ],
-        15_889,
+        15_856,
     ),
     ("extender", &["."], 9_148),
     ("testkit", &["crates/testkit"], 6_876),
@@ -68,7 +68,7 @@ fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
 /// A function has so many lines of code at most.
 const LINES: usize = 70;
 /// So many have more. The number falls, and never rises.
-const LONG: usize = 17;
+const LONG: usize = 7;
 
 #[test]
 fn functions_have_at_most_70_lines() -> io::Result<()> {
