@@ -69,7 +69,7 @@ struct Look<'a> {
 }
 
 /// What was told already.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Notices {
     silent_after: Duration,
     /// Ages are the agent's.
@@ -92,13 +92,7 @@ impl Notices {
     pub fn new(silent_after: Duration) -> Self {
         Self {
             silent_after,
-            told: HashMap::new(),
-            failed: HashMap::new(),
-            node_failed: None,
-            seen_on: HashMap::new(),
-            active: HashSet::new(),
-            running: HashMap::new(),
-            unmade: HashMap::new(),
+            ..Self::default()
         }
     }
 

@@ -48,7 +48,7 @@ pub struct Settings {
 }
 
 /// A card and who uses it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// What the report says of it.
     pub gpu: Gpu,
@@ -101,22 +101,18 @@ impl State {
                     pods: Vec::new(),
                     ..gpu.clone()
                 };
-                let seen = Seen {
-                    gpu,
-                    used: CardUse::default(),
-                    used_bytes: 0,
-                    past_mps: BTreeSet::new(),
-                };
-                order.push(seen.gpu.uuid.clone());
-                known.insert(
-                    seen.gpu.uuid.clone(),
-                    Tracked {
-                        there: !seen.gpu.missing,
-                        seen,
-                        when: now.age,
-                        unmanaged_before: 0,
+                let uuid = gpu.uuid.clone();
+                order.push(uuid.clone());
+                let tracked = Tracked {
+                    there: !gpu.missing,
+                    seen: Seen {
+                        gpu,
+                        ..Seen::default()
                     },
-                );
+                    when: now.age,
+                    unmanaged_before: 0,
+                };
+                known.insert(uuid, tracked);
             }
         }
         Self {
