@@ -169,8 +169,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
                 .assigned(&facts, &assignment, node, view.as_ref());
         }
         Err(error) => {
-            let failures = &app.metrics.bind_failures;
-            failures.with_label_values(&[<&str>::from(&error)]).inc();
+            app.metrics.calls.not_bound(&error);
             tracing::warn!(%namespace, %pod, %node, %error, "not bound");
             return Err(error.into());
         }

@@ -1,6 +1,7 @@
 //! What Prometheus sees of the extender. Sums over the cluster are taken from the ledger at the
 //! scrape; nothing here grows with the cluster unless `--metrics-per-gpu` asks for it.
 
+mod calls;
 mod cluster;
 mod demand;
 mod every;
@@ -8,58 +9,34 @@ mod models;
 mod workloads;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use gpustow_ledger::{self as ledger, Action, Assumed, Cause, NodeView, Queued, Reason, Ungate};
+use gpustow_ledger::{self as ledger, Action, Assumed, Cause, NodeView, Queued, Ungate};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
-use gpustow_serve::{BUCKETS, Scrape};
+use gpustow_serve::Scrape;
 use k8s_openapi::jiff::Timestamp;
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
-    register_gauge_vec_with_registry, register_histogram_vec_with_registry,
-    register_histogram_with_registry, register_int_counter_vec_with_registry,
+    GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    register_gauge_vec_with_registry, register_int_counter_vec_with_registry,
     register_int_counter_with_registry, register_int_gauge_vec_with_registry,
     register_int_gauge_with_registry,
 };
-use strum::{IntoStaticStr, VariantArray as _, VariantNames};
+use strum::VariantArray as _;
 
-use crate::bind::BindError;
-use crate::failure::ErrorKind;
 use crate::history::Figure;
 use crate::provision;
 use crate::queue::RESULTS;
 
+pub(crate) use calls::{Calls, Verb};
 pub use every::every_series;
 use models::Models;
-
-/// kube-scheduler's verbs; as a string, the `verb` label.
-#[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
-#[strum(serialize_all = "snake_case")]
-pub(crate) enum Verb {
-    Filter,
-    Prioritize,
-    Preempt,
-    Bind,
-}
 
 /// The extender's own series.
 pub(crate) struct Metrics {
     registry: Registry,
     models: Mutex<Models>,
-    requests: HistogramVec,
-    errors: IntCounterVec,
-    /// Filter calls that placed nothing, by the reason of most nodes.
-    pub(crate) refusals: IntCounterVec,
-    /// Bind calls.
-    pub(crate) binds: IntCounter,
-    /// Those that did not bind, by reason.
-    pub(crate) bind_failures: IntCounterVec,
-    /// From the bind call to its outcome.
-    pub(crate) bind_seconds: Histogram,
-    /// Pods that waited for others to finish their start.
-    pub(crate) start_wait: Histogram,
+    pub(crate) calls: Calls,
     /// Waiting pods told of room.
     pub(crate) woken: IntCounter,
     nominations: IntCounterVec,
@@ -117,50 +94,7 @@ impl Metrics {
         let registry = Registry::new();
         gpustow_serve::about(&registry, "gpustow_build_info")?;
         let metrics = Self {
-            requests: register_histogram_vec_with_registry!(
-                "gpustow_extender_request_duration_seconds",
-                "Time to answer kube-scheduler",
-                &["verb"],
-                BUCKETS.into(),
-                registry
-            )?,
-            errors: register_int_counter_vec_with_registry!(
-                "gpustow_extender_request_errors_total",
-                "Calls of kube-scheduler that were not served. decode: the call cannot be read; api: the API server refused; internal: this replica is not ready or does not lead",
-                &["verb", "error"],
-                registry
-            )?,
-            refusals: register_int_counter_vec_with_registry!(
-                "gpustow_extender_refusals_total",
-                "Filter calls that placed nothing, by the reason of most nodes",
-                &["reason"],
-                registry
-            )?,
-            binds: register_int_counter_with_registry!(
-                "gpustow_binds_total",
-                "Bind calls",
-                registry
-            )?,
-            bind_failures: register_int_counter_vec_with_registry!(
-                "gpustow_bind_failures_total",
-                "Bind calls that did not bind, by reason",
-                &["reason"],
-                registry
-            )?,
-            bind_seconds: register_histogram_with_registry!(
-                "gpustow_bind_duration_seconds",
-                "Time of bind calls, POST included",
-                BUCKETS.into(),
-                registry
-            )?,
-            start_wait: register_histogram_with_registry!(
-                "gpustow_start_wait_seconds",
-                "How long placed pods had waited because other pods were starting, by the annotation start: alone",
-                vec![
-                    1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0
-                ],
-                registry
-            )?,
+            calls: Calls::new(&registry)?,
             woken: register_int_counter_with_registry!(
                 "gpustow_wakeups_total",
                 "Wake-ups of waiting pods because memory became available",
@@ -229,15 +163,6 @@ impl Metrics {
         let begin = |counters: &IntCounterVec, values: &[&str]| {
             counters.with_label_values(values);
         };
-        for verb in Verb::VARIANTS {
-            self.requests.with_label_values(&[verb]);
-            for error in ErrorKind::VARIANTS {
-                begin(&self.errors, &[verb, error]);
-            }
-        }
-        for reason in Reason::all() {
-            begin(&self.refusals, &[reason.label()]);
-        }
         for cause in Cause::VARIANTS {
             for action in Action::of(*cause) {
                 for outcome in ["done", "refused", "failed"] {
@@ -255,19 +180,6 @@ impl Metrics {
         }
         for result in ["set", "ended", "failed"] {
             begin(&self.nominations, &[result]);
-        }
-        for reason in BindError::VARIANTS {
-            begin(&self.bind_failures, &[reason]);
-        }
-    }
-
-    /// A request was answered, or was not served for this reason.
-    pub(crate) fn answered(&self, verb: Verb, error: Option<ErrorKind>, took: Duration) {
-        let verb: &str = verb.into();
-        let took = took.as_secs_f64();
-        self.requests.with_label_values(&[verb]).observe(took);
-        if let Some(error) = error {
-            self.errors.with_label_values(&[verb, error.into()]).inc();
         }
     }
 

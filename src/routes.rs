@@ -95,6 +95,7 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
     let failed = |failure: Failure| {
         app.metrics
+            .calls
             .answered(Verb::Filter, failure.kind, began.elapsed());
         tracing::warn!(error = failure.text, "filter failed");
         json(&ExtenderFilterResult {
@@ -149,7 +150,9 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
         }
     }
     let response = json(&answer);
-    app.metrics.answered(Verb::Filter, None, began.elapsed());
+    app.metrics
+        .calls
+        .answered(Verb::Filter, None, began.elapsed());
     response
 }
 
@@ -200,10 +203,7 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], verdict: &Filtered<'_>) {
         .max_by_key(|(_, count)| **count)
         .map(|(reason, _)| *reason);
     if let Some(reason) = most {
-        app.metrics
-            .refusals
-            .with_label_values(&[reason.label()])
-            .inc();
+        app.metrics.calls.refused(reason);
     }
     tracing::info!(
         namespace = %pod.namespace, pod = %pod.name, candidates = names.len(),
@@ -288,6 +288,7 @@ async fn on_prioritize(State(app): State<Arc<App>>, call: Call) -> Response {
     };
     let error = scores.as_ref().err().and_then(|failure| failure.kind);
     app.metrics
+        .calls
         .answered(Verb::Prioritize, error, began.elapsed());
     let names = names.unwrap_or_default();
     let scores = scores.unwrap_or_else(|failure| {
@@ -325,7 +326,9 @@ async fn on_preempt(State(app): State<Arc<App>>, call: Call) -> Response {
         Err(error) => Err(error),
     };
     let error = answer.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.answered(Verb::Preempt, error, began.elapsed());
+    app.metrics
+        .calls
+        .answered(Verb::Preempt, error, began.elapsed());
     json(&answer.unwrap_or_else(|failure| {
         tracing::warn!(error = failure.text, "preempt failed: no node offered");
         ExtenderPreemptionResult::default()
@@ -344,9 +347,7 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     };
     let took = began.elapsed();
     let error = bound.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.answered(Verb::Bind, error, took);
-    app.metrics.binds.inc();
-    app.metrics.bind_seconds.observe(took.as_secs_f64());
+    app.metrics.calls.bind_answered(error, took);
     json(&ExtenderBindingResult {
         error: bound.err().map(|failure| failure.text).unwrap_or_default(),
     })

@@ -32,7 +32,8 @@ impl Turns {
     /// It has its GPUs.
     pub(crate) fn placed(&self, uid: &str, metrics: &Metrics) {
         if let Some((_, since)) = self.0.remove(uid) {
-            metrics.start_wait.observe(since.elapsed().as_secs_f64());
+            let waited = since.elapsed().as_secs_f64();
+            metrics.calls.start_wait.observe(waited);
         }
     }
 }

@@ -202,22 +202,16 @@ impl Follower {
         K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static,
         F: Send,
     {
-        let Self {
-            client,
-            ledger,
-            metrics,
-            list,
-        } = self;
-        let resource = list.name;
-        let mut wanted = list.wanted.subscribe();
+        let resource = self.list.name;
+        let mut wanted = self.list.wanted.subscribe();
         let mut carefully = false;
         let mut broken = Broken::default();
         loop {
             let number = *wanted.borrow_and_update();
-            let events = decode::watch::<K>(client.clone(), config.clone(), carefully);
+            let events = decode::watch::<K>(self.client.clone(), config.clone(), carefully);
             let mut events = std::pin::pin!(events.backoff(Retry::default()));
             let mut listed = Vec::new();
-            let mut began = ledger.lock().copies();
+            let mut began = self.ledger.lock().copies();
             loop {
                 let event = tokio::select! {
                     biased;
@@ -225,26 +219,25 @@ impl Follower {
                     event = events.next() => event,
                 };
                 let Some(event) = event else { break };
-                metrics.watch_event(resource);
+                self.metrics.watch_event(resource);
+                let change = |it| change(&self.ledger, it);
                 match event {
                     Ok(watcher::Event::Apply(object)) => {
                         broken.look_at(resource, &object);
                         let version = object.meta().resource_version.clone();
-                        facts(object)
-                            .into_iter()
-                            .for_each(|facts| change(&ledger, Change::Apply(facts)));
-                        list.show(version);
+                        let applied = facts(object).map(Change::Apply);
+                        applied.into_iter().for_each(change);
+                        self.list.show(version);
                     }
                     Ok(watcher::Event::Delete(object)) => {
                         broken.forget(&object);
-                        facts(object)
-                            .into_iter()
-                            .for_each(|facts| change(&ledger, Change::Delete(facts)));
+                        let deleted = facts(object).map(Change::Delete);
+                        deleted.into_iter().for_each(change);
                     }
                     Ok(watcher::Event::Init) => {
                         listed = Vec::new();
                         broken.0.clear();
-                        began = ledger.lock().copies();
+                        began = self.ledger.lock().copies();
                     }
                     Ok(watcher::Event::InitApply(object)) => {
                         broken.look_at(resource, &object);
@@ -252,8 +245,8 @@ impl Follower {
                     }
                     Ok(watcher::Event::InitDone) => {
                         tracing::debug!(resource, objects = listed.len(), "listed");
-                        change(&ledger, Change::Reset(std::mem::take(&mut listed), began));
-                        list.done.send_replace(number);
+                        change(Change::Reset(std::mem::take(&mut listed), began));
+                        self.list.done.send_replace(number);
                     }
                     Err(error) => {
                         tracing::warn!(resource, %error, "watch failed; it starts again");
@@ -263,9 +256,9 @@ impl Follower {
                         }
                     }
                 }
-                metrics.undecodable(resource, broken.0.len());
-                ledger.wake.notify_one();
-                ledger.warm.notify_one();
+                self.metrics.undecodable(resource, broken.0.len());
+                self.ledger.wake.notify_one();
+                self.ledger.warm.notify_one();
             }
         }
     }

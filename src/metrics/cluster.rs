@@ -53,25 +53,6 @@ pub(super) fn cluster(
     )?;
     expirations.inc_by(totals.expirations);
     scrape.add(&expirations);
-    let earmarks = totals.earmarks.iter();
-    scrape.gauges(
-        "gpustow_earmarks",
-        "Reservations of GPU memory that is not free yet, on the leader",
-        ["cause"],
-        earmarks.map(|(cause, count)| ([<&str>::from(cause)], *count as f64)),
-    )?;
-    let ended = IntCounterVec::new(
-        Opts::new(
-            "gpustow_earmarks_ended_total",
-            "Reservations of GPU memory that ended",
-        ),
-        &["cause", "outcome"],
-    )?;
-    for (cause, how, count) in &totals.earmarks_ended {
-        let labels = [<&str>::from(cause), how.into()];
-        ended.with_label_values(&labels).inc_by(*count);
-    }
-    scrape.add(&ended);
     scrape.gauges(
         "gpustow_unfenced_pods",
         "Pods that an earlier extender may still bind, because their status cannot be written",
@@ -110,12 +91,36 @@ pub(super) fn cluster(
         ["policy"],
         holds,
     )?;
+    earmarks(scrape, totals)?;
     starts(scrape, &totals.nodes)?;
     mismatches(scrape, &totals.nodes)?;
     memory(scrape, &totals.nodes, models)?;
     if totals.per_gpu {
         per_gpu(scrape, &totals.nodes, models)?;
     }
+    Ok(())
+}
+
+fn earmarks(scrape: &mut Scrape, totals: &Totals) -> Result<(), prometheus::Error> {
+    let earmarks = totals.earmarks.iter();
+    scrape.gauges(
+        "gpustow_earmarks",
+        "Reservations of GPU memory that is not free yet, on the leader",
+        ["cause"],
+        earmarks.map(|(cause, count)| ([<&str>::from(cause)], *count as f64)),
+    )?;
+    let ended = IntCounterVec::new(
+        Opts::new(
+            "gpustow_earmarks_ended_total",
+            "Reservations of GPU memory that ended",
+        ),
+        &["cause", "outcome"],
+    )?;
+    for (cause, how, count) in &totals.earmarks_ended {
+        let labels = [<&str>::from(cause), how.into()];
+        ended.with_label_values(&labels).inc_by(*count);
+    }
+    scrape.add(&ended);
     Ok(())
 }
 

@@ -315,8 +315,8 @@ fn all() -> Result<Vec<(String, String)>> {
         }
     }
     let of_reason = |it: Reason| {
-        let (_, advice, _) = it.explanation();
-        (format!("{}: {advice}", it.label()), it.text().to_owned())
+        let advice = format!("{}: {}", it.label(), it.advice());
+        (advice, it.text().to_owned())
     };
     all.extend(Reason::all().map(of_reason));
     let of_event = |it: events::Known| {

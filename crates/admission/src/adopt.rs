@@ -305,16 +305,7 @@ fn wish(
 ) -> Result<Option<Wish>, BadRequest> {
     let asks = |key: &str| limit(it, key).is_some();
     let at = |key: &str| format!("{}.resources.limits[{key}]", field(path));
-    let number = |key: &str| match limit(it, key) {
-        None => Ok(0),
-        Some(amount) => whole(amount).ok_or_else(|| {
-            let said = amount.as_str().unwrap_or_default();
-            bad(
-                at(key),
-                format!("{said:?} is not a whole number: write one"),
-            )
-        }),
-    };
+    let number = |key: &str| amount(it, key).map_err(|problem| bad(at(key), problem));
     let (gpus, memory, percentage) = match terms.sharer {
         Sharer::Gpushare => (names::GPUSHARE_MEM, names::GPUSHARE_MEM, ""),
         Sharer::Hami => (names::NVIDIA_GPU, HAMI_MEMORY, HAMI_PERCENTAGE),
@@ -332,16 +323,7 @@ fn wish(
         return Ok(None);
     };
     if asks(resource) {
-        let problem = match is_again {
-            false => {
-                format!("a container asks either for this or for {resource}: remove one of them")
-            }
-            true => format!(
-                "a LimitRange of the namespace, or another webhook, gives it to the container that gpustow translated: remove \
-                 {first} from that"
-            ),
-        };
-        return Err(bad(at(first), problem));
+        return Err(bad(at(first), asked_twice(first, resource, is_again)));
     }
     if terms.sharer == Sharer::TimeSlicing {
         let shares = number(names::NVIDIA_GPU)?.saturating_add(number(SHARED_GPU)?);
@@ -378,6 +360,25 @@ fn wish(
         whole: is_whole,
         units,
     }))
+}
+
+/// The amount of a resource in a container's limits, zero if there is none.
+fn amount(it: &Value, key: &str) -> Result<u64, String> {
+    limit(it, key).map_or(Ok(0), |amount| {
+        let said = amount.as_str().unwrap_or_default();
+        whole(amount).ok_or_else(|| format!("{said:?} is not a whole number: write one"))
+    })
+}
+
+/// Why a container that has `first` cannot have gpustow's resource, too.
+fn asked_twice(first: &str, resource: &str, is_again: bool) -> String {
+    match is_again {
+        false => format!("a container asks either for this or for {resource}: remove one of them"),
+        true => format!(
+            "a LimitRange of the namespace, or another webhook, gives it to the container that gpustow translated: remove \
+             {first} from that"
+        ),
+    }
 }
 
 /// Why a request of HAMi or Volcano is refused.

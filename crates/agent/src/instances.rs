@@ -249,14 +249,12 @@ pub fn reconcile(
                 .filter(|(_, record)| *record.gpu == *card.uuid)
                 .map(|(uid, _)| uid.clone())
                 .collect();
-            for uid in own {
-                let is_wanted = wanted().any(|order| *order.uid == *uid);
-                if orders.is_none() || is_wanted || lives(&uid) {
-                    continue;
-                }
-                match places.end(card, &uid, &records, &shown) {
+            let is_wanted = |uid: &str| wanted().any(|order| *order.uid == *uid);
+            let is_over = |uid: &&String| orders.is_some() && !is_wanted(uid) && !lives(uid);
+            for uid in own.iter().filter(is_over) {
+                match places.end(card, uid, &records, &shown) {
                     Ok(()) => {
-                        records.remove(&uid);
+                        records.remove(uid);
                         shown = look()?;
                     }
                     Err(problem) => {
@@ -269,28 +267,29 @@ pub fn reconcile(
                     fails(order, &problem);
                 }
             }
-            let whose = |found: &Found| {
+            reportable(shown, |found| {
                 let mut own = records.iter();
                 let own = own.find(|(_, record)| *record.gpu == *card.uuid && record.is(found));
                 own.map(|(uid, _)| uid.clone())
-            };
-            let instance = |found: &Found| Instance {
-                profile: found.profile.clone(),
-                start: found.start,
-                slices: found.slices,
-                pod: whose(found),
-            };
-            reportable(OnDemand {
-                instances: shown.instances.iter().map(instance).collect(),
-                profiles: shown.profiles,
             })
         })
         .collect();
     Reconciled { cards, unmade }
 }
 
-/// Leaves out profiles that the API server would refuse. An instance cannot be left out: its slices would look free.
-fn reportable(mut told: OnDemand) -> Result<OnDemand, String> {
+/// The report of a card's instances, whose pods `pod_of` finds, without profiles that the API server would refuse.
+/// An instance cannot be left out: its slices would look free.
+fn reportable(shown: Shown, pod_of: impl Fn(&Found) -> Option<String>) -> Result<OnDemand, String> {
+    let instances = shown.instances.into_iter().map(|found| Instance {
+        pod: pod_of(&found),
+        profile: found.profile,
+        start: found.start,
+        slices: found.slices,
+    });
+    let mut told = OnDemand {
+        instances: instances.collect(),
+        profiles: shown.profiles,
+    };
     let mut names = BTreeSet::new();
     told.profiles.retain(|it| {
         let sizes = [it.slices, it.compute_slices];

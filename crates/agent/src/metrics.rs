@@ -175,12 +175,13 @@ impl Metrics {
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
         let mut scrape = Scrape::default();
+        self.info(&mut scrape, &snapshot)?;
         self.cards(&mut scrape, &snapshot)?;
         self.pods(&mut scrape, &snapshot)?;
         Ok(scrape.beside(&self.registry))
     }
 
-    fn cards(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+    fn info(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
         let info = snapshot.cards.iter().map(|seen| {
             let gpu: &Gpu = &seen.gpu;
             let place = gpu.place.as_deref();
@@ -209,7 +210,10 @@ impl Metrics {
                 "mig_profile",
             ],
             info,
-        )?;
+        )
+    }
+
+    fn cards(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
         let amounts: [Amount<Seen, f64>; 5] = [
             (
                 "gpustow_gpu_memory_total_bytes",

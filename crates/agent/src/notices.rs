@@ -60,8 +60,16 @@ pub enum Notice {
     },
 }
 
+/// What a look sees, and the notices that come of it.
+struct Look<'a> {
+    state: &'a State,
+    pods: &'a NodePods,
+    now: Duration,
+    notices: Vec<Notice>,
+}
+
 /// What was told already.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Notices {
     silent_after: Duration,
     /// Ages are the agent's.
@@ -84,13 +92,7 @@ impl Notices {
     pub fn new(silent_after: Duration) -> Self {
         Self {
             silent_after,
-            told: HashMap::new(),
-            failed: HashMap::new(),
-            node_failed: None,
-            seen_on: HashMap::new(),
-            active: HashSet::new(),
-            running: HashMap::new(),
-            unmade: HashMap::new(),
+            ..Self::default()
         }
     }
 
@@ -106,128 +108,64 @@ impl Notices {
         self.seen_on.retain(|uid, _| pods.get(uid).is_some());
         self.active.retain(|(uid, _)| pods.get(uid).is_some());
         self.running.retain(|(uid, _), _| pods.get(uid).is_some());
-        let mut notices = Vec::new();
-        self.node_failed(&mut notices, state, now);
-        let failed = self.failed(&mut notices, state, condemned, now);
+        let mut look = Look {
+            state,
+            pods,
+            now,
+            notices: Vec::new(),
+        };
+        self.node_failed(&mut look);
+        let failed = self.failed(&mut look, condemned);
         for pod in pods.iter().filter(|pod| !pod.facts.released) {
-            let uid = &pod.facts.uid;
             if pod.asks() && pod.facts.assignment.is_none() {
-                let note = format!(
-                    "It is unknown which GPU this pod may use: it was bound by something other than {}, or its annotation {} was lost. \
-                     Delete it and recreate it with schedulerName: {}.",
-                    names::EXTENDER,
-                    names::ASSIGNMENT,
-                    names::SCHEDULER
-                );
-                self.once(&mut notices, pod, "NoGpuAssignment", "", note, now);
+                self.unassigned(&mut look, pod);
                 continue;
             }
-            self.confirm(&mut notices, state, pod, now);
+            self.confirm(&mut look, pod);
             if state.error().is_none() {
-                self.silent(&mut notices, state, pod, now);
+                self.silent(&mut look, pod);
             }
-            self.shared(&mut notices, state, pod, now);
-            self.past_mps(&mut notices, state, pod, now);
-            self.gone(&mut notices, state, pod, now);
-            for (uuid, what) in &failed {
-                let parts = state.cards().filter(|seen| {
-                    seen.gpu
-                        .place
-                        .as_ref()
-                        .is_some_and(|place| place.parent.as_ref() == Some(uuid))
-                });
-                let holds = parts
-                    .map(|seen| &seen.gpu.uuid)
-                    .chain([uuid])
-                    .any(|uuid| pod.assigned(uuid) > Mib::ZERO);
-                if holds {
-                    let note =
-                        format!("{what}. This pod is left alone: see whether it still works.");
-                    notices.push(Notice::Warn {
-                        uid: uid.clone(),
-                        reason: "GpuFailed",
-                        note,
-                    });
-                }
-            }
+            self.shared(&mut look, pod);
+            self.past_mps(&mut look, pod);
+            self.gone(&mut look, pod);
+            on_failed(&mut look, pod, &failed);
         }
-        self.unmade(&mut notices, state, pods, now);
-        for it in state.limits().missing() {
-            let is = it
-                .found
-                .map_or("no limit".to_owned(), |found| format!("a limit of {found}"));
-            let note = format!(
-                "Container {} has {is} on GPU {} and should have one of {}: the driver keeps it from its neighbours' memory \
-                 no more than any other program. No pod that needs a limit comes to this node until limits hold: see \
-                 docs/runbooks/GpustowLimitMissing.md.",
-                it.names[2], it.uuid, it.limit
-            );
-            if let Some(pod) = pods.get(&it.uid) {
-                let of = format!("{} {}", it.container, it.uuid);
-                self.once(&mut notices, pod, "LimitMissing", &of, note, now);
-            }
-        }
-        for it in state.limits().moved() {
-            let (is, found) = (&it.now, it.now.found.unwrap_or_default());
-            let reason = "GpuMemoryLimitChanged";
-            let key = (
-                is.uid.clone(),
-                format!("{reason} {} {}", is.container, is.uuid),
-            );
-            let told = self.told.get(&key).map(|told| now.saturating_sub(*told));
-            let more = match found == is.limit {
-                true => String::new(),
-                // It grows step by step.
-                false if told.is_some_and(|age| age < AGAIN) => continue,
-                false if is.limit == WHOLE => {
-                    ", and the rest of the GPU as memory there becomes free".to_owned()
-                }
-                false => format!(", and up to {} as memory there becomes free", is.limit.0),
-            };
-            self.told.insert(key, now);
-            let note = format!(
-                "Container {} may use {found} of GPU {} now, {} before{more}.",
-                is.names[2], is.uuid, it.before.0
-            );
-            notices.push(Notice::Tell {
-                uid: is.uid.clone(),
-                reason,
-                note,
-            });
-        }
-        for over in state.over_users(pods) {
-            let may = match over.allowed == over.assigned {
-                true => format!("asked for {}", over.assigned.0),
-                false => format!("may use {}", over.allowed.0),
-            };
-            let note = format!(
-                "Uses {} of GPU {} and {may}: ask for more, or limit the program's memory.",
-                over.used, over.uuid
-            );
-            if let Some(pod) = pods.get(&over.uid) {
-                self.again(&mut notices, pod, "OverGpuMemory", &over.uuid, note, now);
-            }
-        }
-        notices
+        self.unmade(&mut look);
+        self.limits_missing(&mut look);
+        self.limits_moved(&mut look);
+        self.over_requests(&mut look);
+        look.notices
+    }
+
+    /// Which GPU the pod may use is unknown.
+    fn unassigned(&mut self, look: &mut Look<'_>, pod: &NodePod) {
+        let note = format!(
+            "It is unknown which GPU this pod may use: it was bound by something other than {}, or its annotation {} was lost. \
+             Delete it and recreate it with schedulerName: {}.",
+            names::EXTENDER,
+            names::ASSIGNMENT,
+            names::SCHEDULER
+        );
+        self.once(look, pod, "NoGpuAssignment", "", note);
     }
 
     /// Tells the node that none of its GPUs can be read: once, and again while it lasts.
-    fn node_failed(&mut self, notices: &mut Vec<Notice>, state: &State, now: Duration) {
-        let Some(error) = state.error() else {
-            self.node_failed = self.node_failed.filter(|(_, at)| is_recent(*at, now));
+    fn node_failed(&mut self, look: &mut Look<'_>) {
+        let Some(error) = look.state.error() else {
+            self.node_failed = self.node_failed.filter(|(_, at)| is_recent(*at, look.now));
             return;
         };
         let fault = error.fault();
         let told = self.node_failed;
-        if told.is_some_and(|(before, at)| before == fault && is_recent(at, now)) {
+        if told.is_some_and(|(before, at)| before == fault && is_recent(at, look.now)) {
             return;
         }
-        self.node_failed = Some((fault, now));
+        self.node_failed = Some((fault, look.now));
         let note = format!(
             "No GPU of this node takes new pods: {error}. Pods that run here are left alone. To fix it: {}.",
             fault.fix()
         );
-        notices.push(Notice::WarnNode {
+        look.notices.push(Notice::WarnNode {
             reason: "GpuNodeFailed",
             note,
         });
@@ -235,21 +173,12 @@ impl Notices {
 
     /// Tells the node of the cards that have just failed, each reason of a card once in a while. Those
     /// that are told of now, each with a sentence.
-    fn failed(
-        &mut self,
-        notices: &mut Vec<Notice>,
-        state: &State,
-        condemned: &[String],
-        now: Duration,
-    ) -> Vec<(String, String)> {
+    fn failed(&mut self, look: &mut Look<'_>, condemned: &[String]) -> Vec<(String, String)> {
         let mut told = Vec::new();
-        self.failed.retain(|_, at| now.saturating_sub(*at) < AGAIN);
+        self.failed.retain(|_, at| is_recent(*at, look.now));
         for uuid in condemned {
-            let of = |gpu: &Gpu| {
-                let parent = gpu.place.as_ref().and_then(|place| place.parent.as_ref());
-                gpu.uuid == *uuid || parent == Some(uuid)
-            };
-            let gpu = state.cards().map(|seen| &seen.gpu).find(|gpu| of(gpu));
+            let mut gpus = look.state.cards().map(|seen| &seen.gpu);
+            let gpu = gpus.find(|gpu| gpu.uuid == *uuid || parent(gpu) == Some(uuid));
             let reason = gpu
                 .and_then(|gpu| gpu.reason.as_deref())
                 .unwrap_or("it failed");
@@ -265,8 +194,8 @@ impl Notices {
                 index.unwrap_or_default(),
                 faults::in_words(reason)
             );
-            self.failed.insert(key, now);
-            notices.push(Notice::WarnNode {
+            self.failed.insert(key, look.now);
+            look.notices.push(Notice::WarnNode {
                 reason: "GpuFailed",
                 note: format!(
                     "{what}. Pods that run on it are left alone. It takes pods again by itself once it has \
@@ -280,8 +209,8 @@ impl Notices {
     }
 
     /// The other holder came later: what gave it the card does not know of gpustow.
-    fn shared(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
-        for gpu in state.cards().map(|seen| &seen.gpu) {
+    fn shared(&mut self, look: &mut Look<'_>, pod: &NodePod) {
+        for gpu in look.state.cards().map(|seen| &seen.gpu) {
             if let Some(by) = gpu
                 .held_by
                 .as_ref()
@@ -292,14 +221,14 @@ impl Notices {
                      off the node: see docs/platforms.md.",
                     gpu.uuid, by.pod, by.through
                 );
-                self.once(notices, pod, "GpuSharedUnknowingly", &gpu.uuid, note, now);
+                self.once(look, pod, "GpuSharedUnknowingly", &gpu.uuid, note);
             }
         }
     }
 
     /// A GPU that the driver shows no more is of no use to its pods, whatever is in its place.
-    fn gone(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
-        let all = state.cards().map(|seen| &seen.gpu);
+    fn gone(&mut self, look: &mut Look<'_>, pod: &NodePod) {
+        let all = look.state.cards().map(|seen| &seen.gpu);
         let (gone, there): (Vec<&Gpu>, Vec<_>) = all.partition(|gpu| gpu.missing);
         // A driver that shows no GPU at all is about to be replaced.
         let gone = gone.into_iter().filter(|_| !there.is_empty());
@@ -311,49 +240,48 @@ impl Notices {
                 "GPU {uuid} of this pod is no longer there: it was replaced, divided into MIG instances or made whole, or has failed. \
                  Its node's other GPUs are well. Delete the pod; its owner makes a new one."
             );
-            self.once(notices, pod, "GpuGone", uuid, note, now);
+            self.once(look, pod, "GpuGone", uuid, note);
         }
     }
 
     /// A program that finds no daemon of MPS has no limits, and does not say so.
-    fn past_mps(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+    fn past_mps(&mut self, look: &mut Look<'_>, pod: &NodePod) {
         let uid = &pod.facts.uid;
-        for seen in state.cards().filter(|seen| seen.past_mps.contains(uid)) {
+        let cards = look.state.cards();
+        for seen in cards.filter(|seen| seen.past_mps.contains(uid)) {
             let note = format!(
                 "Uses GPU {} without MPS, so nothing limits its compute and memory there, and the GPU gets no new pods until \
                  it ends. Delete the pod. If another one does so too, see whether its program sets CUDA_MPS_PIPE_DIRECTORY.",
                 seen.gpu.uuid
             );
-            self.once(notices, pod, "MpsMissing", &seen.gpu.uuid, note, now);
+            self.once(look, pod, "MpsMissing", &seen.gpu.uuid, note);
         }
     }
 
     /// The kubelet says of a container without its instance only that a device is missing.
-    fn unmade(&mut self, notices: &mut Vec<Notice>, state: &State, pods: &NodePods, now: Duration) {
-        let waits = |uid: &Arc<str>| state.unmade().iter().any(|it| it.order.uid == *uid);
+    fn unmade(&mut self, look: &mut Look<'_>) {
+        let waits = |uid: &Arc<str>| look.state.unmade().iter().any(|it| it.order.uid == *uid);
         self.unmade.retain(|uid, _| waits(uid));
-        for Unmade { order, problem } in state.unmade() {
-            let since = *self.unmade.entry(order.uid.clone()).or_insert(now);
-            let pod = pods.get(&order.uid);
-            if let Some(pod) = pod.filter(|_| now.saturating_sub(since) >= MAKING) {
+        for Unmade { order, problem } in look.state.unmade() {
+            let since = *self.unmade.entry(order.uid.clone()).or_insert(look.now);
+            let pod = look.pods.get(&order.uid);
+            if let Some(pod) = pod.filter(|_| look.now.saturating_sub(since) >= MAKING) {
                 let note = format!(
                     "Its container cannot start, because its MIG instance {} on GPU {} is not there: {problem}. The agent tries \
                      on. Delete the pod to have it placed again: docs/compute-share.md.",
                     order.instance.profile, order.gpu
                 );
-                self.again(notices, pod, "MigInstanceMissing", &order.gpu, note, now);
+                self.again(look, pod, "MigInstanceMissing", &order.gpu, note);
             }
         }
     }
 
     /// The cards on which a process of the pod was ever seen.
-    fn confirm(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+    fn confirm(&mut self, look: &mut Look<'_>, pod: &NodePod) {
         let uid = &pod.facts.uid;
-        let on = state
-            .cards()
-            .filter(|seen| seen.used.has(uid, None))
-            .map(|seen| &seen.gpu.uuid);
-        let on: BTreeSet<String> = on.cloned().collect();
+        let seen = look.state.cards();
+        let on = seen.filter(|seen| seen.used.has(uid, None));
+        let on: BTreeSet<String> = on.map(|seen| seen.gpu.uuid.clone()).collect();
         if on.is_empty() {
             return;
         }
@@ -364,7 +292,7 @@ impl Notices {
                 mine.join(", "),
                 names::VISIBLE_DEVICES
             );
-            self.once(notices, pod, "WrongGpu", uuid, note, now);
+            self.once(look, pod, "WrongGpu", uuid, note);
         }
         let written = pod
             .confirmed
@@ -387,14 +315,14 @@ impl Notices {
             devices.extend([comma, uuid]);
         }
         if all.len() > before || pod.confirmed.as_ref() != Some(&devices) {
-            notices.push(Notice::Confirm {
+            look.notices.push(Notice::Confirm {
                 uid: uid.clone(),
                 devices,
             });
         }
     }
 
-    fn silent(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+    fn silent(&mut self, look: &mut Look<'_>, pod: &NodePod) {
         let Some(Ok(assignment)) = &pod.facts.assignment else {
             return;
         };
@@ -408,15 +336,16 @@ impl Notices {
                 continue;
             };
             let key = (uid.clone(), container.id.clone());
-            if state.cards().any(|seen| seen.used.has(uid, Some(name))) {
+            let mut cards = look.state.cards();
+            if cards.any(|seen| seen.used.has(uid, Some(name))) {
                 self.active.insert(key);
                 continue;
             }
             if !container.running {
                 continue;
             }
-            let since = *self.running.entry(key.clone()).or_insert(now);
-            let long = now.saturating_sub(since) >= self.silent_after;
+            let since = *self.running.entry(key.clone()).or_insert(look.now);
+            let long = look.now.saturating_sub(since) >= self.silent_after;
             if long && !self.active.contains(&key) && pod.confirmed.is_none() {
                 let note = format!(
                     "Container {name} runs without a process on GPU {}. If it should use it: does its image have CUDA, is the NVIDIA \
@@ -425,23 +354,90 @@ impl Notices {
                     uuids.join(", "),
                     names::VISIBLE_DEVICES
                 );
-                self.once(notices, pod, "NoGpuProcess", &container.id, note, now);
+                self.once(look, pod, "NoGpuProcess", &container.id, note);
+            }
+        }
+    }
+
+    /// The driver does not hold a container to its limit.
+    fn limits_missing(&mut self, look: &mut Look<'_>) {
+        for it in look.state.limits().missing() {
+            let is = it
+                .found
+                .map_or("no limit".to_owned(), |found| format!("a limit of {found}"));
+            let note = format!(
+                "Container {} has {is} on GPU {} and should have one of {}: the driver keeps it from its neighbours' memory \
+                 no more than any other program. No pod that needs a limit comes to this node until limits hold: see \
+                 docs/runbooks/GpustowLimitMissing.md.",
+                it.names[2], it.uuid, it.limit
+            );
+            if let Some(pod) = look.pods.get(&it.uid) {
+                let of = format!("{} {}", it.container, it.uuid);
+                self.once(look, pod, "LimitMissing", &of, note);
+            }
+        }
+    }
+
+    /// The limit of a container was raised or lowered.
+    fn limits_moved(&mut self, look: &mut Look<'_>) {
+        for it in look.state.limits().moved() {
+            let (is, found) = (&it.now, it.now.found.unwrap_or_default());
+            let reason = "GpuMemoryLimitChanged";
+            let key = (
+                is.uid.clone(),
+                format!("{reason} {} {}", is.container, is.uuid),
+            );
+            let told = self.told.get(&key);
+            let more = match found == is.limit {
+                true => String::new(),
+                // It grows step by step.
+                false if told.is_some_and(|at| is_recent(*at, look.now)) => continue,
+                false if is.limit == WHOLE => {
+                    ", and the rest of the GPU as memory there becomes free".to_owned()
+                }
+                false => format!(", and up to {} as memory there becomes free", is.limit.0),
+            };
+            self.told.insert(key, look.now);
+            let note = format!(
+                "Container {} may use {found} of GPU {} now, {} before{more}.",
+                is.names[2], is.uuid, it.before.0
+            );
+            look.notices.push(Notice::Tell {
+                uid: is.uid.clone(),
+                reason,
+                note,
+            });
+        }
+    }
+
+    /// A pod uses more than it may.
+    fn over_requests(&mut self, look: &mut Look<'_>) {
+        for over in look.state.over_users(look.pods) {
+            let may = match over.allowed == over.assigned {
+                true => format!("asked for {}", over.assigned.0),
+                false => format!("may use {}", over.allowed.0),
+            };
+            let note = format!(
+                "Uses {} of GPU {} and {may}: ask for more, or limit the program's memory.",
+                over.used, over.uuid
+            );
+            if let Some(pod) = look.pods.get(&over.uid) {
+                self.again(look, pod, "OverGpuMemory", &over.uuid, note);
             }
         }
     }
 
     fn once(
         &mut self,
-        to: &mut Vec<Notice>,
+        look: &mut Look<'_>,
         pod: &NodePod,
         reason: &'static str,
         of: &str,
         note: String,
-        now: Duration,
     ) {
         let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
-        if self.told.insert(key, now).is_none() {
-            to.push(Notice::Warn {
+        if self.told.insert(key, look.now).is_none() {
+            look.notices.push(Notice::Warn {
                 uid: pod.facts.uid.clone(),
                 reason,
                 note,
@@ -451,20 +447,40 @@ impl Notices {
 
     fn again(
         &mut self,
-        to: &mut Vec<Notice>,
+        look: &mut Look<'_>,
         pod: &NodePod,
         reason: &'static str,
         of: &str,
         note: String,
-        now: Duration,
     ) {
         let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
-        let told = self.told.get(&key).map(|told| now.saturating_sub(*told));
-        if told.is_none_or(|age| age >= AGAIN) {
+        let told = self.told.get(&key);
+        if !told.is_some_and(|at| is_recent(*at, look.now)) {
             self.told.remove(&key);
-            self.once(to, pod, reason, of, note, now);
+            self.once(look, pod, reason, of, note);
         }
     }
+}
+
+/// Warns the pod of each GPU that has just failed, if it holds memory there or on an instance of that GPU.
+fn on_failed(look: &mut Look<'_>, pod: &NodePod, failed: &[(String, String)]) {
+    for (uuid, what) in failed {
+        let gpus = look.state.cards().map(|seen| &seen.gpu);
+        let parts = gpus.filter(|gpu| parent(gpu) == Some(uuid));
+        let mut uuids = parts.map(|gpu| &gpu.uuid).chain([uuid]);
+        if uuids.any(|uuid| pod.assigned(uuid) > Mib::ZERO) {
+            look.notices.push(Notice::Warn {
+                uid: pod.facts.uid.clone(),
+                reason: "GpuFailed",
+                note: format!("{what}. This pod is left alone: see whether it still works."),
+            });
+        }
+    }
+}
+
+/// The UUID of the GPU of which this is an instance.
+fn parent(gpu: &Gpu) -> Option<&String> {
+    gpu.place.as_ref().and_then(|place| place.parent.as_ref())
 }
 
 fn is_recent(at: Duration, now: Duration) -> bool {

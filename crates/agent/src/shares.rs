@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpustow_api::gpunode::ClaimUse;
 use gpustow_pack::Mib;
 
-use crate::devices::{Card, Limit};
+use crate::devices::{Card, Limit, Process};
 use crate::pods::{NodePod, NodePods};
 use crate::processes::Who;
 
@@ -61,28 +61,13 @@ impl CardUse {
                 }
                 Who::Host => is.host = is.host.saturating_add(used),
                 Who::Pod(owner) => match pods.of_cgroup(&owner.pod).filter(|pod| holds(pod)) {
-                    None => {
-                        is.other_pods = is.other_pods.saturating_add(used);
-                        if let Some(pod) = pods.of_cgroup(&owner.pod) {
-                            let uid = pod.facts.uid.clone();
-                            let sum = is.of_others.entry(uid).or_default();
-                            *sum = sum.saturating_add(used);
-                        }
-                    }
+                    None => is.add_other(pods.of_cgroup(&owner.pod), used),
                     Some(pod) => {
                         let name = owner.container.and_then(|id| pod.container(&id).cloned());
-                        let uid = pod.facts.uid.clone();
-                        match process.busy {
-                            Some(false) => is.idle.insert(uid.clone()),
-                            _ => awake.insert(uid.clone()),
-                        };
-                        match process.mps {
-                            true => is.mps.insert(uid.clone()),
-                            false => is.beside_mps.insert(uid.clone()),
-                        };
-                        let key = (uid, name.unwrap_or_else(|| "".into()));
-                        let sum = is.pods.entry(key).or_default();
-                        *sum = sum.saturating_add(used);
+                        if process.busy != Some(false) {
+                            awake.insert(pod.facts.uid.clone());
+                        }
+                        is.add(pod, name, process);
                     }
                 },
             }
@@ -119,6 +104,31 @@ impl CardUse {
             is.unmanaged = is.unmanaged.saturating_sub(promised);
         }
         is
+    }
+
+    /// Counts a process of a pod with an assignment.
+    fn add(&mut self, pod: &NodePod, container: Option<Arc<str>>, process: &Process) {
+        let uid = &pod.facts.uid;
+        if process.busy == Some(false) {
+            self.idle.insert(uid.clone());
+        }
+        let users = match process.mps {
+            true => &mut self.mps,
+            false => &mut self.beside_mps,
+        };
+        users.insert(uid.clone());
+        let key = (uid.clone(), container.unwrap_or_else(|| "".into()));
+        let sum = self.pods.entry(key).or_default();
+        *sum = sum.saturating_add(process.used.unwrap_or_default());
+    }
+
+    /// Counts memory of a pod without an assignment, which may be unknown.
+    fn add_other(&mut self, pod: Option<&NodePod>, used: u64) {
+        self.other_pods = self.other_pods.saturating_add(used);
+        if let Some(pod) = pod {
+            let sum = self.of_others.entry(pod.facts.uid.clone()).or_default();
+            *sum = sum.saturating_add(used);
+        }
     }
 
     /// Charges what claims hold of the card beyond what their pods use of it.

@@ -1,5 +1,6 @@
 //! The agent's mind: from readings to what is to be reported. No I/O and no clock of its own.
 
+mod entry;
 mod mps;
 mod news;
 
@@ -8,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{
-    ClaimUse, Condition, Gpu, GpuNodeStatus, HeldBy, NO_GPUS, PROCESSES_READABLE, PodUse, READY,
-    Summary,
+    Condition, Gpu, GpuNodeStatus, NO_GPUS, PROCESSES_READABLE, READY, Summary,
 };
 use gpustow_pack::Mib;
 
@@ -48,7 +48,7 @@ pub struct Settings {
 }
 
 /// A card and who uses it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// What the report says of it.
     pub gpu: Gpu,
@@ -101,22 +101,18 @@ impl State {
                     pods: Vec::new(),
                     ..gpu.clone()
                 };
-                let seen = Seen {
-                    gpu,
-                    used: CardUse::default(),
-                    used_bytes: 0,
-                    past_mps: BTreeSet::new(),
-                };
-                order.push(seen.gpu.uuid.clone());
-                known.insert(
-                    seen.gpu.uuid.clone(),
-                    Tracked {
-                        there: !seen.gpu.missing,
-                        seen,
-                        when: now.age,
-                        unmanaged_before: 0,
+                let uuid = gpu.uuid.clone();
+                order.push(uuid.clone());
+                let tracked = Tracked {
+                    there: !gpu.missing,
+                    seen: Seen {
+                        gpu,
+                        ..Seen::default()
                     },
-                );
+                    when: now.age,
+                    unmanaged_before: 0,
+                };
+                known.insert(uuid, tracked);
             }
         }
         Self {
@@ -208,13 +204,16 @@ impl State {
                 }
                 self.order.push(card.uuid.clone());
                 let mut used = CardUse::of(card, pods, &reading.limits, &mut who);
-                let claims = held.get(&card.uuid).map_or(&[][..], |held| &held.claims);
-                if !claims.is_empty() {
-                    used.charge(claims, pods);
+                let held = held.get(&card.uuid);
+                if let Some(held) = held.filter(|held| !held.claims.is_empty()) {
+                    used.charge(&held.claims, pods);
                 }
                 unseen += used.unseen;
                 shown += card.processes.as_ref().map_or(0, Vec::len);
-                self.see(card, used, pods, held, now, &mut condemned);
+                if self.condemn(card, now) {
+                    condemned.push(card.uuid.clone());
+                }
+                self.see(card, used, pods, held, now);
             }
             self.unseen = shown > 0 && unseen == shown;
         }
@@ -223,138 +222,14 @@ impl State {
         condemned
     }
 
-    fn see(
-        &mut self,
-        card: &Card,
-        used: CardUse,
-        pods: &NodePods,
-        held: &HashMap<String, Held>,
-        now: Now,
-        condemned: &mut Vec<String>,
-    ) {
+    /// Notes that the driver shows no healthy card. True if the card was healthy before.
+    fn condemn(&mut self, card: &Card, now: Now) -> bool {
+        let Some(failure) = &card.failure else {
+            return false;
+        };
+        self.health.condemn(&card.uuid, failure.clone(), now);
         let before = self.known.get(&card.uuid);
-        if let Some(failure) = &card.failure {
-            if before.is_none_or(|known| known.seen.gpu.healthy) {
-                condemned.push(card.uuid.clone());
-            }
-            self.health.condemn(&card.uuid, failure.clone(), now);
-        }
-        let unified = card.memory.is_none() && card.failure.is_none();
-        let (total, reserved) = match (card.memory, before) {
-            (Some(memory), _) => {
-                let total = floor(memory.total);
-                // What is reserved rounds up, but never above what there is.
-                (total, ceil(memory.reserved).min(total))
-            }
-            (None, Some(known)) if !unified => {
-                let gpu = &known.seen.gpu;
-                (Mib(gpu.total_mib), Mib(gpu.reserved_mib))
-            }
-            _ => (self.settings.unified_memory.unwrap_or_default(), Mib::ZERO),
-        };
-        let held = held.get(&card.uuid);
-        let whole = held.and_then(|held| held.whole.as_ref());
-        let illness = self
-            .health
-            .of(&card.uuid, card.place.parent.as_deref(), now);
-        let reason = illness
-            .map(|illness| illness.reason.clone())
-            .or_else(|| {
-                let HeldBy { pod, through } = whole?;
-                Some(format!("held by pod {pod} through {through}"))
-            })
-            .or_else(|| {
-                let no_size = unified && self.settings.unified_memory.is_none();
-                no_size.then(|| "shares the host's memory: set --unified-memory-mib".to_owned())
-            });
-        let mps = self.has_mps(card);
-        let past_mps = self.past_mps(card, &used, pods);
-        let reason = reason.or_else(|| self.closed(card, &used, &past_mps, pods));
-        let foreign = used.other_pods.saturating_add(used.host);
-        // A process that starts or ends shows in one figure before the other.
-        let lasting = before
-            .map_or(0, |known| known.unmanaged_before)
-            .min(used.unmanaged);
-        let mut shares: BTreeMap<Arc<str>, u64> = BTreeMap::new();
-        for ((uid, _), bytes) in &used.pods {
-            let sum = shares.entry(uid.clone()).or_default();
-            *sum = sum.saturating_add(*bytes);
-        }
-        let gpu = Gpu {
-            uuid: card.uuid.clone(),
-            index: card.index,
-            model: shortened(&card.model, 128),
-            total_mib: total.0,
-            reserved_mib: reserved.0,
-            healthy: reason.is_none(),
-            reason: reason.map(|reason| shortened(&reason, 256)),
-            pods: shares
-                .into_iter()
-                .take(1024)
-                .map(|(uid, bytes)| {
-                    let (mib, idle) = (ceil(bytes), used.idle.contains(&uid));
-                    let (high, since) = self.history.see(&card.uuid, &uid, mib, idle, now);
-                    let pod = pods.get(&uid);
-                    let starts = pod.filter(|pod| pod.facts.starting_since.is_some());
-                    let settled = starts.and_then(|pod| {
-                        let held = pod.assigned(&card.uuid);
-                        self.history.settles(&card.uuid, &uid, (mib, held), now)
-                    });
-                    let each = used.containers(&uid, pods).into_iter().take(64);
-                    let each = each.map(|(name, bytes)| {
-                        self.history.peak(&card.uuid, &uid, &name, ceil(bytes))
-                    });
-                    PodUse {
-                        containers: each.collect(),
-                        mps: used.mps.contains(&uid),
-                        uid: uid.to_string(),
-                        used_mib: mib.0,
-                        high_mib: Some(high.0),
-                        idle_since: since.map(|since| since.to_string()),
-                        settled_at: settled.map(|at| at.to_string()),
-                    }
-                })
-                .collect(),
-            unmanaged_mib: ceil(foreign.saturating_add(lasting)).0,
-            other_pods_mib: ceil(used.other_pods).0,
-            host_mib: ceil(used.host).0,
-            utilization: card.utilization.map(|percent| percent.min(100)),
-            failed: illness.map(|illness| illness.since.to_string()),
-            held_by: whole.map(|by| HeldBy {
-                pod: shortened(&by.pod, 320),
-                through: shortened(&by.through, 640),
-            }),
-            claims: held.map_or_else(Vec::new, |held| {
-                let claims = held.claims.iter().map(|it| ClaimUse {
-                    claim: shortened(&it.claim, 320),
-                    pod: shortened(&it.pod, 320),
-                    held_mib: it.held_mib.min(total.0),
-                });
-                claims.collect()
-            }),
-            missing: false,
-            memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),
-            mps,
-            mig: card.on_demand.clone().map(Box::new),
-            place: Some(Box::new(card.place.clone())),
-        };
-        let unmanaged_before = used.unmanaged;
-        let used_bytes = card.memory.map_or(foreign, |memory| memory.used);
-        let seen = Seen {
-            gpu,
-            used,
-            used_bytes,
-            past_mps,
-        };
-        self.known.insert(
-            card.uuid.clone(),
-            Tracked {
-                seen,
-                when: now.age,
-                there: true,
-                unmanaged_before,
-            },
-        );
+        before.is_none_or(|known| known.seen.gpu.healthy)
     }
 
     /// Cards that this reading did not show.

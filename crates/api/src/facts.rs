@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{
     NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity, PodCondition, PodSpec,
     PodStatus,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::Value;
 
 use crate::assignment::{Assignment, BrokenAssignment};
@@ -38,8 +38,8 @@ use crate::request::request;
 use crate::reserved::Reservation;
 use crate::{limit, names};
 use ended::{all_terminated, has_ended};
+use meta::controller;
 pub use meta::gone_by;
-use meta::{controller, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
@@ -161,10 +161,9 @@ impl PodFacts {
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let stands_for = meta::stands_for(meta);
-        let (asks, containers) = match request(pod, resource) {
-            _ if stands_for.is_some() => (Asks::nothing(), Vec::new()),
-            Ok((request, containers)) => (Asks::of(request), containers),
-            Err(bad) => (Asks::Unreadable(bad), Vec::new()),
+        let (asks, containers) = match stands_for {
+            Some(_) => (Asks::nothing(), NO_CONTAINERS.clone()),
+            None => asked(pod, resource),
         };
         let deleting = meta.deletion_timestamp.is_some();
         let is_asking = asks.request().is_some();
@@ -173,22 +172,15 @@ impl PodFacts {
         let assignment = annotation(names::ASSIGNMENT);
         let labels = meta.labels.iter().filter(|_| assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
-        let gates = || {
-            let gates = spec.iter().flat_map(|spec| &spec.scheduling_gates);
-            gates.flatten().map(|gate| gate.name.as_str())
-        };
+        let gates = spec.iter().flat_map(|spec| &spec.scheduling_gates);
+        let mut gates = gates.flatten().map(|gate| gate.name.as_str());
         Some(Self {
             uid: Arc::from(meta.uid.as_deref()?),
             namespace: text(&meta.namespace),
             name: text(&meta.name),
             resource_version: text(&meta.resource_version),
-            created: meta
-                .creation_timestamp
-                .as_ref()
-                .map_or(0, |time| time.0.as_second()),
-            started: status
-                .and_then(|status| status.start_time.as_ref())
-                .map_or(i64::MAX, |time| time.0.as_second()),
+            created: seconds(meta.creation_timestamp.as_ref()).unwrap_or(0),
+            started: seconds(status.and_then(|it| it.start_time.as_ref())).unwrap_or(i64::MAX),
             node: spec.and_then(|spec| named(&spec.node_name)),
             starting_since: spec
                 .filter(|spec| is_asking && named(&spec.node_name).is_some())
@@ -198,11 +190,7 @@ impl PodFacts {
             nominated: status.and_then(|status| named(&status.nominated_node_name)),
             own_nomination: status.is_some_and(nominated::is_own),
             asks,
-            containers: if containers.is_empty() {
-                NO_CONTAINERS.clone()
-            } else {
-                containers.into()
-            },
+            containers,
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
             group: Group::of_labels(meta),
             constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
@@ -212,36 +200,26 @@ impl PodFacts {
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
             deleting,
             gone_by: gone_by(meta),
-            gated: gates().any(|gate| gate != names::GATE),
-            queued: gates().any(|gate| gate == names::GATE),
+            gated: gates.clone().any(|gate| gate != names::GATE),
+            queued: gates.any(|gate| gate == names::GATE),
             preempts: spec.is_none_or(|spec| spec.preemption_policy.as_deref() != Some("Never")),
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),
             grace: spec.map_or(0, grace),
-            asked_back: status.and_then(|status| {
-                let asked = holds(status, names::RECLAIM_CONDITION)?;
-                Some(Action::of_pod(asked.reason.as_deref().unwrap_or_default()))
-            }),
-            preempted: status.is_some_and(|status| {
-                let target = holds(status, names::DISRUPTION_TARGET);
-                let reason = target.and_then(|it| it.reason.as_deref());
-                reason.is_some_and(|it| it == names::PREEMPTED || it == names::DEFRAGMENTED)
-            }),
+            asked_back: reason(status, names::RECLAIM_CONDITION).map(Action::of_pod),
+            preempted: reason(status, names::DISRUPTION_TARGET)
+                .is_some_and(|it| it == names::PREEMPTED || it == names::DEFRAGMENTED),
             action: annotation(names::RECLAIM_ACTION).map(|word| Action::of_pod(word)),
             controller: controller(meta).filter(|_| is_asking),
-            evictable: annotation(names::EVICTABLE)
-                .filter(|says| *says == "true")
-                .and_then(|_| maker(meta)),
+            evictable: meta::evictable(meta),
             goes_with_node: meta::goes_with_node(meta),
             sleep: sleep::sleep(meta, status).filter(|_| is_asking),
             tied: is_asking && spec.is_some_and(is_tied),
             limits,
             enforce,
-            reserved_on: status.and_then(|status| {
-                holds(status, names::RESERVED_CONDITION)?;
-                let kept = Reservation::decode(annotation(names::RESERVATION)?)?;
-                Some(Arc::from(kept.node))
-            }),
+            reserved_on: reason(status, names::RESERVED_CONDITION)
+                .and_then(|_| Reservation::decode(annotation(names::RESERVATION)?))
+                .map(|kept| Arc::from(kept.node)),
             stands_for,
             refusal: status.and_then(refused).map_or(0, digest),
         })
@@ -408,6 +386,19 @@ fn scheduler(name: Option<&str>) -> Arc<str> {
     }
 }
 
+/// What the pod asks for, and the names of the containers that ask.
+fn asked(pod: &Pod, resource: &str) -> (Asks, Arc<[Box<str>]>) {
+    match request(pod, resource) {
+        Ok((request, names)) if names.is_empty() => (Asks::of(request), NO_CONTAINERS.clone()),
+        Ok((request, names)) => (Asks::of(request), names.into()),
+        Err(bad) => (Asks::Unreadable(bad), NO_CONTAINERS.clone()),
+    }
+}
+
+fn seconds(time: Option<&Time>) -> Option<i64> {
+    time.map(|time| time.0.as_second())
+}
+
 fn named(name: &Option<String>) -> Option<Arc<str>> {
     name.as_deref()
         .filter(|name| !name.is_empty())
@@ -440,6 +431,12 @@ fn grace(spec: &PodSpec) -> u32 {
 fn holds<'s>(status: &'s PodStatus, of_type: &str) -> Option<&'s PodCondition> {
     let is_it = |it: &&PodCondition| it.type_ == of_type && it.status == "True";
     status.conditions.iter().flatten().find(is_it)
+}
+
+/// The reason of the condition of this type, if it is True.
+fn reason<'s>(status: Option<&'s PodStatus>, of_type: &str) -> Option<&'s str> {
+    let condition = holds(status?, of_type)?;
+    Some(condition.reason.as_deref().unwrap_or_default())
 }
 
 fn refused(status: &PodStatus) -> Option<&PodCondition> {

@@ -114,6 +114,21 @@ pub(crate) enum Size {
     Instance,
 }
 
+impl Size {
+    /// Why such a pod cannot set a limit, if so.
+    fn refuses_limit(self) -> Option<&'static str> {
+        match self {
+            Self::Mib => None,
+            Self::Part => Some("a pod that requests a percentage cannot set a limit: remove it"),
+            Self::Shared => {
+                Some("a pod that requests a share of compute cannot set a limit: remove it")
+            }
+            Self::Whole => Some("exclusive pods cannot set a limit: remove it"),
+            Self::Instance => Some("a pod with a MIG instance cannot set a limit: remove it"),
+        }
+    }
+}
+
 type Notes = BTreeMap<String, String>;
 
 /// The annotation that says how much a container may use, and its value.
@@ -237,22 +252,8 @@ fn of_container(
         let field = field_of(&key);
         Err(BadRequest { field, problem })
     };
-    match size {
-        Size::Mib => {}
-        Size::Whole => return bad("exclusive pods cannot set a limit: remove it".to_owned()),
-        Size::Part => {
-            return bad(
-                "a pod that requests a percentage cannot set a limit: remove it".to_owned(),
-            );
-        }
-        Size::Instance => {
-            return bad("a pod with a MIG instance cannot set a limit: remove it".to_owned());
-        }
-        Size::Shared => {
-            return bad(
-                "a pod that requests a share of compute cannot set a limit: remove it".to_owned(),
-            );
-        }
+    if let Some(problem) = size.refuses_limit() {
+        return bad(problem.to_owned());
     }
     if text == "max" {
         return Ok(WHOLE);

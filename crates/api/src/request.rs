@@ -75,24 +75,8 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     request.isolated = annotation(annotations, names::ISOLATION, isolation)?.is_some();
     request.alone = annotation(annotations, names::START, start)?.unwrap_or(false);
     request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
-    for key in annotations.keys() {
-        let of = [
-            names::GPU_COUNT_OF,
-            names::GPU_MEM_PERCENTAGE_OF,
-            names::MEM_LIMIT_OF,
-        ];
-        if let Some(container) = of.iter().find_map(|of| key.strip_prefix(of))
-            && !asking.iter().any(|(_, _, name, ..)| *name == container)
-        {
-            return Err(BadRequest {
-                field: field_of(key),
-                problem: format!(
-                    "no container {container:?} asks for {resource}: remove the annotation or \
-                     name a container that asks"
-                ),
-            });
-        }
-    }
+    let names = asking.iter().map(|(_, _, name, ..)| *name);
+    only_of_asking(annotations, names.clone(), resource)?;
     let mut limited = Vec::new();
     for (path, kind, name, mib, env) in &asking {
         let own = format!("{}{name}", names::GPU_COUNT_OF);
@@ -114,52 +98,75 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     // A pod that is only planned says nothing in its containers yet.
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let waits = pod.metadata.resource_version.is_some() && !bound;
-    if request.is_relative() && request.exclusive {
-        return Err(BadRequest {
-            field: field_of(names::EXCLUSIVE),
-            problem: "a pod requests either whole GPUs or a percentage of them: remove one of them"
-                .to_owned(),
-        });
-    }
-    if request.compute > 0 && request.exclusive {
-        return Err(BadRequest {
-            field: field_of(names::EXCLUSIVE),
-            problem:
-                "a pod requests either whole GPUs or a share of their compute: remove one of them"
-                    .to_owned(),
-        });
-    }
-    if request.isolated {
-        rules::may_be_isolated(&request, spec)?;
-    }
-    let size = match (request.exclusive, request.is_relative()) {
-        _ if request.isolated => Size::Instance,
-        (true, _) => Size::Whole,
-        (_, true) => Size::Part,
-        _ if request.compute > 0 => Size::Shared,
-        _ => Size::Mib,
-    };
+    let size = size(&request, spec)?;
     let limits = limit::of_driver(annotations, &limited, size, waits, resource)?;
     for (claim, limit) in request.claims.iter_mut().zip(limits) {
         claim.driver_limit = limit;
     }
     request.bursts = size == Size::Mib && limit::bursts(annotations, &limited);
     let gpus = request.claims.iter().map(|claim| claim.gpus);
-    let names = asking.iter().map(|(_, _, name, ..)| *name);
     if !annotations.contains_key(names::ASSIGNMENT) {
-        let fits = Assignment::fits_beside(annotations, names.zip(gpus));
+        let fits = Assignment::fits_beside(annotations, names.clone().zip(gpus));
         fits.map_err(|problem| BadRequest {
             field: "metadata.annotations".to_owned(),
             problem,
         })?;
     }
-    Ok((
-        request,
-        asking
-            .iter()
-            .map(|(_, _, name, ..)| Box::from(*name))
-            .collect(),
-    ))
+    Ok((request, names.map(Box::from).collect()))
+}
+
+/// Refuses annotations for containers that do not ask.
+fn only_of_asking<'a>(
+    annotations: &BTreeMap<String, String>,
+    asking: impl Iterator<Item = &'a str> + Clone,
+    resource: &str,
+) -> Result<(), BadRequest> {
+    for key in annotations.keys() {
+        let of = [
+            names::GPU_COUNT_OF,
+            names::GPU_MEM_PERCENTAGE_OF,
+            names::MEM_LIMIT_OF,
+        ];
+        if let Some(container) = of.iter().find_map(|of| key.strip_prefix(of))
+            && !asking.clone().any(|name| name == container)
+        {
+            return Err(BadRequest {
+                field: field_of(key),
+                problem: format!(
+                    "no container {container:?} asks for {resource}: remove the annotation or \
+                     name a container that asks"
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// How much of its GPUs the pod requests: one kind only.
+fn size(request: &Request, spec: &PodSpec) -> Result<Size, BadRequest> {
+    let is_relative = request.is_relative();
+    if request.exclusive && (is_relative || request.compute > 0) {
+        let problem = match is_relative {
+            true => "a pod requests either whole GPUs or a percentage of them: remove one of them",
+            false => {
+                "a pod requests either whole GPUs or a share of their compute: remove one of them"
+            }
+        };
+        return Err(BadRequest {
+            field: field_of(names::EXCLUSIVE),
+            problem: problem.to_owned(),
+        });
+    }
+    if request.isolated {
+        rules::may_be_isolated(request, spec)?;
+        return Ok(Size::Instance);
+    }
+    Ok(match (request.exclusive, is_relative) {
+        (true, _) => Size::Whole,
+        (_, true) => Size::Part,
+        _ if request.compute > 0 => Size::Shared,
+        _ => Size::Mib,
+    })
 }
 
 /// The containers with their paths: init containers first, both in the order of the pod.

@@ -127,155 +127,157 @@ impl Reason {
         }
     }
 
-    /// For the reference: the meaning, an action that helps, and the page below docs that has more.
+    /// For the reference: the meaning.
     #[must_use]
-    pub fn explanation(self) -> (&'static str, &'static str, &'static str) {
+    pub fn meaning(self) -> &'static str {
         match self {
-            Self::Fit(Refusal::TooFewCards) => (
-                "No node has that many GPUs of that kind.",
-                "Lower the annotation `gpu-count`.",
-                "requests.md#several-gpus",
-            ),
-            Self::Fit(Refusal::TooLarge) => (
-                "The pod would not fit on the empty node either.",
-                "Request less, or split it over more GPUs.",
-                "requests.md",
-            ),
-            Self::Fit(Refusal::Unselected) => (
-                "The pod's annotations exclude the GPUs that have room.",
-                "Change the annotation `gpu-models` or `gpu-uuids` of the pod.",
-                "choose-gpus.md",
-            ),
-            Self::Fit(Refusal::NoMps) => (
-                "The pod has the annotation `compute-percent`, and no GPU that is large enough runs MPS.",
-                "Run agents with `--mps` on some nodes, or remove the annotation.",
-                "compute-share.md",
-            ),
-            Self::Fit(Refusal::OnlyMps) => (
-                "The GPUs that are large enough are for pods with the annotation `compute-percent`.",
-                "Nothing, if other nodes take the pod. Else add the annotation.",
-                "compute-share.md",
-            ),
-            Self::Fit(Refusal::NoMig) => (
-                "The pod has the annotation `isolation`, and no GPU makes MIG instances as large.",
-                "Run agents with `--make-instances` on some nodes, request less, or remove the annotation.",
-                "compute-share.md#mig-instances",
-            ),
-            Self::Fit(Refusal::OnlyMig) => (
-                "The GPUs that are large enough are for pods with the annotation `isolation`.",
-                "Nothing, if other nodes take the pod. Else add the annotation.",
-                "compute-share.md#mig-instances",
-            ),
-            Self::Fit(Refusal::NoLimit) => (
-                "The driver must enforce the pod's limit, and cannot on these GPUs.",
-                "`kubectl gpustow why POD` names the cause. Let nodes limit memory, or write `enforce: watch`.",
-                "limits.md",
-            ),
-            Self::Fit(Refusal::Unhealthy) => (
-                "The pod would fit if these GPUs could take pods.",
-                "See the GPU's reason in the Events of the node.",
-                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
-            ),
-            Self::Fit(Refusal::Starting) => (
-                "The pod or one there has the annotation `start: alone`, and a pod has not finished its start.",
-                "Wait. `kubectl gpustow why POD` names the pods that start, and since when.",
-                "starts.md",
-            ),
-            Self::Fit(Refusal::Neighbours) => (
-                "The annotation `gpu-affinity` or `gpu-anti-affinity` of the pod or a neighbour prevents it.",
-                "Wait for the neighbours, or change the annotation.",
-                "choose-gpus.md",
-            ),
-            Self::Fit(Refusal::NoWholeCard) => (
-                "The pod is exclusive, and too few GPUs are empty.",
-                "Wait, or drain a GPU.",
-                "requests.md",
-            ),
-            Self::Fit(Refusal::NoRoom) => (
-                "The sum may be enough, but no single GPU has enough free memory.",
-                "Wait, or request less.",
-                "defragmentation.md",
-            ),
-            Self::Fit(Refusal::NoCompute) => (
-                "GPUs with enough free memory have too little compute that no pod holds.",
-                "Wait, lower `compute-percent`, or raise `scheduling.maxComputePercent`.",
-                "compute-share.md",
-            ),
-            Self::Fit(Refusal::NoSlices) => (
-                "The free memory slices do not lie where the pod's MIG instance could start.",
-                "Wait, or request less.",
-                "compute-share.md#mig-instances",
-            ),
-            Self::Fit(Refusal::TooComplex) => (
-                "The search ended without an answer.",
-                "Give the pod fewer containers with GPU memory, or fewer GPUs.",
-                "requests.md",
-            ),
-            Self::NoReport => (
-                "The `GpuNode` of the node is missing.",
-                "See whether the agent runs there.",
-                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
-            ),
-            Self::Stale => (
-                "The report has not changed for three minutes.",
-                "Look at the agent's log.",
-                "troubleshooting.md#a-node-gets-no-gpu-memory-pods",
-            ),
-            Self::Nominated => (
-                "A pod of higher priority is about to run there.",
-                "Wait.",
-                "preemption.md",
-            ),
-            Self::Reserved => (
-                "A pod that waited longer has a reservation there.",
-                "Wait, or give the pod a higher priority.",
-                "reservations.md",
-            ),
-            Self::Reclaimed => (
-                "Other pods use more than they requested there, and the extender reclaims it.",
-                "Wait. `kubectl describe pod` names the pods. If the memory does not become free, the extender tries other GPUs.",
-                "reclaim.md",
-            ),
-            Self::BindUnderWay => (
-                "The API server did not answer a bind.",
-                "Wait. The extender reads the pod to resolve it.",
-                "reference/messages.md#events-of-pods",
-            ),
-            Self::Gone => (
-                "kube-scheduler asked before it saw the deletion.",
-                "Nothing.",
-                "troubleshooting.md",
-            ),
-            Self::NotYet => (
-                "One call searches only some of the nodes for a pod of many containers or GPUs.",
-                "Nothing. The extender wakes the pod until every node has been looked at.",
-                "benchmarks.md",
-            ),
-            Self::Unfenced => (
-                "A new leader cannot fence this pod yet, and memory is withheld for it.",
-                "The Event `GpuFenceFailed` names the cause.",
-                "reference/messages.md#events-of-pods",
-            ),
-            Self::Queued => (
-                "The queue offers the memory to other pods first.",
-                "Wait. `kubectl gpustow why POD` shows the position.",
-                "queue.md",
-            ),
-            Self::Cordoned => (
-                "The node's annotation `cordoned-gpus` lists them, because a GPU needs service.",
-                "Wait, or take them off the list.",
-                "production.md#service-one-gpu",
-            ),
-            Self::Claimed => (
-                "ResourceClaims hold these GPUs or wait for them, or their fence has just been built.",
-                "Wait for the claims to end, or for the fence: it takes some seconds.",
-                "claims.md",
-            ),
-            Self::Gang => (
-                "The gang waits. kube-scheduler's Event reads `group NAME: 2 of 3 fit`.",
-                "Wait, or lower `minCount`.",
-                "gangs.md",
-            ),
+            Self::Fit(Refusal::TooFewCards) => "No node has that many GPUs of that kind.",
+            Self::Fit(Refusal::TooLarge) => "The pod would not fit on the empty node either.",
+            Self::Fit(Refusal::Unselected) => {
+                "The pod's annotations exclude the GPUs that have room."
+            }
+            Self::Fit(Refusal::NoMps) => {
+                "The pod has the annotation `compute-percent`, and no GPU that is large enough runs MPS."
+            }
+            Self::Fit(Refusal::OnlyMps) => {
+                "The GPUs that are large enough are for pods with the annotation `compute-percent`."
+            }
+            Self::Fit(Refusal::NoMig) => {
+                "The pod has the annotation `isolation`, and no GPU makes MIG instances as large."
+            }
+            Self::Fit(Refusal::OnlyMig) => {
+                "The GPUs that are large enough are for pods with the annotation `isolation`."
+            }
+            Self::Fit(Refusal::NoLimit) => {
+                "The driver must enforce the pod's limit, and cannot on these GPUs."
+            }
+            Self::Fit(Refusal::Unhealthy) => "The pod would fit if these GPUs could take pods.",
+            Self::Fit(Refusal::Starting) => {
+                "The pod or one there has the annotation `start: alone`, and a pod has not finished its start."
+            }
+            Self::Fit(Refusal::Neighbours) => {
+                "The annotation `gpu-affinity` or `gpu-anti-affinity` of the pod or a neighbour prevents it."
+            }
+            Self::Fit(Refusal::NoWholeCard) => "The pod is exclusive, and too few GPUs are empty.",
+            Self::Fit(Refusal::NoRoom) => {
+                "The sum may be enough, but no single GPU has enough free memory."
+            }
+            Self::Fit(Refusal::NoCompute) => {
+                "GPUs with enough free memory have too little compute that no pod holds."
+            }
+            Self::Fit(Refusal::NoSlices) => {
+                "The free memory slices do not lie where the pod's MIG instance could start."
+            }
+            Self::Fit(Refusal::TooComplex) => "The search ended without an answer.",
+            Self::NoReport => "The `GpuNode` of the node is missing.",
+            Self::Stale => "The report has not changed for three minutes.",
+            Self::Nominated => "A pod of higher priority is about to run there.",
+            Self::Reserved => "A pod that waited longer has a reservation there.",
+            Self::Reclaimed => {
+                "Other pods use more than they requested there, and the extender reclaims it."
+            }
+            Self::BindUnderWay => "The API server did not answer a bind.",
+            Self::Gone => "kube-scheduler asked before it saw the deletion.",
+            Self::NotYet => {
+                "One call searches only some of the nodes for a pod of many containers or GPUs."
+            }
+            Self::Unfenced => {
+                "A new leader cannot fence this pod yet, and memory is withheld for it."
+            }
+            Self::Queued => "The queue offers the memory to other pods first.",
+            Self::Cordoned => {
+                "The node's annotation `cordoned-gpus` lists them, because a GPU needs service."
+            }
+            Self::Claimed => {
+                "ResourceClaims hold these GPUs or wait for them, or their fence has just been built."
+            }
+            Self::Gang => "The gang waits. kube-scheduler's Event reads `group NAME: 2 of 3 fit`.",
+        }
+    }
+
+    /// For the reference: an action that helps.
+    #[must_use]
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Fit(Refusal::TooFewCards) => "Lower the annotation `gpu-count`.",
+            Self::Fit(Refusal::TooLarge) => "Request less, or split it over more GPUs.",
+            Self::Fit(Refusal::Unselected) => {
+                "Change the annotation `gpu-models` or `gpu-uuids` of the pod."
+            }
+            Self::Fit(Refusal::NoMps) => {
+                "Run agents with `--mps` on some nodes, or remove the annotation."
+            }
+            Self::Fit(Refusal::OnlyMps | Refusal::OnlyMig) => {
+                "Nothing, if other nodes take the pod. Else add the annotation."
+            }
+            Self::Fit(Refusal::NoMig) => {
+                "Run agents with `--make-instances` on some nodes, request less, or remove the annotation."
+            }
+            Self::Fit(Refusal::NoLimit) => {
+                "`kubectl gpustow why POD` names the cause. Let nodes limit memory, or write `enforce: watch`."
+            }
+            Self::Fit(Refusal::Unhealthy) => "See the GPU's reason in the Events of the node.",
+            Self::Fit(Refusal::Starting) => {
+                "Wait. `kubectl gpustow why POD` names the pods that start, and since when."
+            }
+            Self::Fit(Refusal::Neighbours) => "Wait for the neighbours, or change the annotation.",
+            Self::Fit(Refusal::NoWholeCard) => "Wait, or drain a GPU.",
+            Self::Fit(Refusal::NoRoom | Refusal::NoSlices) => "Wait, or request less.",
+            Self::Fit(Refusal::NoCompute) => {
+                "Wait, lower `compute-percent`, or raise `scheduling.maxComputePercent`."
+            }
+            Self::Fit(Refusal::TooComplex) => {
+                "Give the pod fewer containers with GPU memory, or fewer GPUs."
+            }
+            Self::NoReport => "See whether the agent runs there.",
+            Self::Stale => "Look at the agent's log.",
+            Self::Nominated => "Wait.",
+            Self::Reserved => "Wait, or give the pod a higher priority.",
+            Self::Reclaimed => {
+                "Wait. `kubectl describe pod` names the pods. If the memory does not become free, the extender tries other GPUs."
+            }
+            Self::BindUnderWay => "Wait. The extender reads the pod to resolve it.",
+            Self::Gone => "Nothing.",
+            Self::NotYet => {
+                "Nothing. The extender wakes the pod until every node has been looked at."
+            }
+            Self::Unfenced => "The Event `GpuFenceFailed` names the cause.",
+            Self::Queued => "Wait. `kubectl gpustow why POD` shows the position.",
+            Self::Cordoned => "Wait, or take them off the list.",
+            Self::Claimed => "Wait for the claims to end, or for the fence: it takes some seconds.",
+            Self::Gang => "Wait, or lower `minCount`.",
+        }
+    }
+
+    /// For the reference: the page below docs that has more.
+    #[must_use]
+    pub fn page(self) -> &'static str {
+        match self {
+            Self::Fit(Refusal::TooFewCards) => "requests.md#several-gpus",
+            Self::Fit(Refusal::TooLarge | Refusal::NoWholeCard | Refusal::TooComplex) => {
+                "requests.md"
+            }
+            Self::Fit(Refusal::Unselected | Refusal::Neighbours) => "choose-gpus.md",
+            Self::Fit(Refusal::NoMps | Refusal::OnlyMps | Refusal::NoCompute) => "compute-share.md",
+            Self::Fit(Refusal::NoMig | Refusal::OnlyMig | Refusal::NoSlices) => {
+                "compute-share.md#mig-instances"
+            }
+            Self::Fit(Refusal::NoLimit) => "limits.md",
+            Self::Fit(Refusal::Unhealthy) | Self::NoReport | Self::Stale => {
+                "troubleshooting.md#a-node-gets-no-gpu-memory-pods"
+            }
+            Self::Fit(Refusal::Starting) => "starts.md",
+            Self::Fit(Refusal::NoRoom) => "defragmentation.md",
+            Self::Nominated => "preemption.md",
+            Self::Reserved => "reservations.md",
+            Self::Reclaimed => "reclaim.md",
+            Self::BindUnderWay | Self::Unfenced => "reference/messages.md#events-of-pods",
+            Self::Gone => "troubleshooting.md",
+            Self::NotYet => "benchmarks.md",
+            Self::Queued => "queue.md",
+            Self::Cordoned => "production.md#service-one-gpu",
+            Self::Claimed => "claims.md",
+            Self::Gang => "gangs.md",
         }
     }
 }

@@ -37,12 +37,14 @@ pub fn dashboard() -> Value {
     demand(&mut board);
     board.heading("GPUs");
     cards(&mut board);
+    pods_of_cards(&mut board);
     board.heading("Use, waste and teams");
     waste(&mut board);
     board.heading("Right-sizing");
     sizing(&mut board);
     board.heading("Health and the scheduler");
     health(&mut board);
+    extender(&mut board);
     json!({
         "uid": "gpustow", "title": "gpustow: GPUs", "tags": ["gpustow", "gpu"], "schemaVersion": 39,
         "version": 1, "editable": false, "graphTooltip": 1, "refresh": "30s", "timezone": "browser",
@@ -137,6 +139,16 @@ fn cards(board: &mut Board) {
             (&healthy, ""),
         ],
     );
+    table["transformations"] = columns();
+    table["fieldConfig"]["overrides"] = cells();
+    board.add(
+        (24, 12),
+        see(table, &["GpustowPodOnWrongGpu", "GpustowGpuOvercommitted"]),
+    );
+}
+
+/// The columns of the table of GPUs, in their order.
+fn columns() -> Value {
     let columns = [
         ("cluster", "Cluster"),
         ("node", "Node"),
@@ -157,19 +169,26 @@ fn cards(board: &mut Board) {
         .map(|(label, name)| (label.to_owned(), json!(name)))
         .into_iter()
         .collect();
-    table["transformations"] = json!([
+    json!([
         { "id": "joinByField", "options": { "byField": "gpu_uuid", "mode": "outer" } },
         { "id": "organize", "options": {
             "excludeByName": { "Time 1": true, "Time 2": true, "Time 3": true, "Time 4": true, "Time 5": true },
             "indexByName": order, "renameByName": names,
         } },
-    ]);
+    ])
+}
+
+/// How the table of GPUs shows its columns.
+fn cells() -> Value {
     let column = |name: &str, properties: &[(&str, Value)]| {
-        let properties: Vec<_> = properties
-            .iter()
-            .map(|(id, value)| json!({ "id": id, "value": value }))
-            .collect();
+        let properties = properties.iter();
+        let properties = properties.map(|(id, value)| json!({ "id": id, "value": value }));
+        let properties: Vec<_> = properties.collect();
         json!({ "matcher": { "id": "byName", "options": name }, "properties": properties })
+    };
+    let sized = |name: &str, unit: &str, width: u64| {
+        let (unit, width) = (json!(unit), json!(width));
+        column(name, &[("unit", unit), ("custom.width", width)])
     };
     let gauge = |name: &str, colour: &str| {
         let cell = json!({ "type": "gauge", "mode": "basic", "valueDisplayMode": "text" });
@@ -180,21 +199,15 @@ fn cards(board: &mut Board) {
         "url": "/d/gpustow?var-node=${__value.text}&${datasource:queryparam}&${cluster:queryparam}" }]);
     let states = json!([{ "type": "value", "options": {
         "0": { "text": "takes no pods", "color": "red" }, "1": { "text": "healthy", "color": "green" } } }]);
-    table["fieldConfig"]["overrides"] = json!([
+    json!([
         gauge("Requested", "blue"),
         gauge("In use", "green"),
         gauge("Available", "text"),
         column("Node", &[("links", link)]),
         // Names, not bytes.
-        column(
-            "GPU",
-            &[("unit", json!("string")), ("custom.width", json!(60))]
-        ),
+        sized("GPU", "string", 60),
         column("Model", &[("custom.width", json!(240))]),
-        column(
-            "Pods",
-            &[("unit", json!("short")), ("custom.width", json!(70))]
-        ),
+        sized("Pods", "short", 70),
         column(
             "Health",
             &[
@@ -204,11 +217,10 @@ fn cards(board: &mut Board) {
                 ("custom.width", json!(130)),
             ]
         ),
-    ]);
-    board.add(
-        (24, 12),
-        see(table, &["GpustowPodOnWrongGpu", "GpustowGpuOvercommitted"]),
-    );
+    ])
+}
+
+fn pods_of_cards(board: &mut Board) {
     for (title, description, metric) in [
         (
             "Pods on each GPU, by request",
@@ -338,6 +350,9 @@ fn health(board: &mut Board) {
         { "type": "range", "options": { "from": 4, "to": 7, "result": { "text": "silent", "color": "purple" } } },
     ]);
     board.add((24, 8), see(timeline, &["GpustowGpusUnusable"]));
+}
+
+fn extender(board: &mut Board) {
     let quantile = |q: &str| {
         format!(
             "histogram_quantile({q}, sum by (le, verb) (rate(gpustow_extender_request_duration_seconds_bucket{JOB}[$__rate_interval])))"

@@ -8,6 +8,7 @@ use gpustow_admission::Cluster;
 use gpustow_admission::adopt::{Sharer, Terms, has_foreign_resources};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, PodFacts, names};
+use gpustow_inspect::Scope;
 use gpustow_inspect::system::Seen;
 use k8s_openapi::api::core::v1::{Container, Namespace, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -97,34 +98,12 @@ pub(crate) async fn run(
     let now = assigned(&pods, resource)
         .union(&foreign(&lists.gpunodes))
         .count();
-    let (mut rows, mut all, mut kept) = (Vec::new(), Vec::new(), BTreeSet::new());
-    for pod in pods {
-        let namespace = pod.namespace().unwrap_or_default();
-        let object = serde_json::to_value(&pod)?;
-        let theirs = Sharer::of(&object).is_some() || has_foreign_resources(&object);
-        let theirs = theirs && holds(&pod, resource);
-        let Some(labels) = labelled.get(&namespace).filter(|_| theirs) else {
-            all.push(pod);
-            continue;
-        };
-        let new = match scope.has(&pod) {
-            true => {
-                let (row, new) = row(&pod, labels, cluster);
-                rows.push(row);
-                new
-            }
-            false => None,
-        };
-        if new.is_none() {
-            kept.extend(pod.spec.as_ref().and_then(|spec| spec.node_name.clone()));
-        }
-        all.push(new.unwrap_or(pod));
-    }
-    let gpunodes = moved(lists.gpunodes, &kept);
+    let mut all = translate(pods, &labelled, &scope, cluster)?;
+    let gpunodes = moved(lists.gpunodes, &all.kept);
     let rehearsal = match gpunodes.iter().any(|it| it.status.is_some()) {
         true => {
             let left = foreign(&gpunodes);
-            let inventory = Inventory::new(lists.nodes, gpunodes, all, resource)?;
+            let inventory = Inventory::new(lists.nodes, gpunodes, all.pods, resource)?;
             let mut rehearsal = inventory.rehearse(policy);
             rehearsal.taken.extend(left);
             Some(rehearsal)
@@ -136,20 +115,60 @@ pub(crate) async fn run(
         let labels = labelled.get(name).filter(|_| of_scope(name))?;
         Terms::of(labels).ok().flatten()
     };
-    rows.extend(stale(&bounds, terms, resource).into_iter().map(|it| {
-        Row {
-            sharer: terms(&it.namespace)
-                .map_or("-", |it| it.sharer.into())
-                .to_owned(),
-            pod: it.object,
-            request: it.says,
-            becomes: it.becomes,
-            note: Some(format!("{}: {}", it.problem, it.fix)),
-            is_bound: true,
-            ..Row::default()
+    all.rows
+        .extend(stale(&bounds, terms, resource).into_iter().map(|it| {
+            Row {
+                sharer: terms(&it.namespace)
+                    .map_or("-", |it| it.sharer.into())
+                    .to_owned(),
+                pod: it.object,
+                request: it.says,
+                becomes: it.becomes,
+                note: Some(format!("{}: {}", it.problem, it.fix)),
+                is_bound: true,
+                ..Row::default()
+            }
+        }));
+    listing(all.rows, rehearsal, now).print(&args.output, screen, out)
+}
+
+/// All pods, those of other sharers as they would be created.
+#[derive(Default)]
+struct Translated {
+    rows: Vec<Row>,
+    pods: Vec<Pod>,
+    /// Nodes with pods that keep what they have of another sharer.
+    kept: BTreeSet<String>,
+}
+
+/// Translates the pods of other sharers that are in scope.
+fn translate(
+    pods: Vec<Pod>,
+    labelled: &BTreeMap<String, ObjectMeta>,
+    scope: &Scope,
+    cluster: Cluster<'_>,
+) -> Result<Translated> {
+    let mut all = Translated::default();
+    for pod in pods {
+        let namespace = pod.namespace().unwrap_or_default();
+        let object = serde_json::to_value(&pod)?;
+        let theirs = Sharer::of(&object).is_some() || has_foreign_resources(&object);
+        let theirs = theirs && holds(&pod, cluster.resource);
+        let Some(labels) = labelled.get(&namespace).filter(|_| theirs) else {
+            all.pods.push(pod);
+            continue;
+        };
+        let translated = scope.has(&pod).then(|| row(&pod, labels, cluster));
+        let (row, new) = translated.unzip();
+        all.rows.extend(row);
+        let new = new.flatten();
+        if new.is_none() {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            all.kept.extend(node);
         }
-    }));
-    listing(rows, rehearsal, now).print(&args.output, screen, out)
+        all.pods.push(new.unwrap_or(pod));
+    }
+    Ok(all)
 }
 
 /// Of each namespace with pods of other sharers: its labels or, without that of a sharer, those that fit most of its pods.
@@ -314,11 +333,8 @@ fn assigned(pods: &[Pod], resource: &str) -> BTreeSet<String> {
         .filter_map(|pod| PodFacts::from_pod(pod, resource));
     let held = facts.filter(|it| !it.released);
     let held = held.filter_map(|it| it.assignment?.ok());
-    let uuids = held.map(|it| it.charges.iter().map(|it| it.0.to_string()).collect());
-    uuids
-        .collect::<Vec<Vec<String>>>()
-        .concat()
-        .into_iter()
+    held.flat_map(|it| it.charges.clone())
+        .map(|(uuid, _)| uuid.to_string())
         .collect()
 }
 

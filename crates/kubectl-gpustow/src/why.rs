@@ -159,16 +159,24 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
     Ok(why)
 }
 
-fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
+fn about(cluster: &Cluster, facts: &PodFacts) -> Why {
     Why {
         api_version: api_version(),
-        kind,
+        kind: "Why",
         namespace: facts.namespace.to_string(),
         pod: facts.name.to_string(),
         asks: Requested::of(facts),
         age_seconds: u64::try_from(cluster.wall.as_second() - facts.created).unwrap_or(0),
         ..Why::default()
     }
+}
+
+/// With what only the object itself tells.
+fn about_object(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
+    let mut why = about(cluster, facts);
+    why.asks.origin = origin(cluster, pod);
+    why.unknown = unknown(cluster, pod);
+    why
 }
 
 /// Where the amount is from, if admission gave it.
@@ -195,15 +203,13 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
     Why {
         verdict: Verdict::Invalid,
         summary: refusal,
-        ..about(cluster, facts, "Why")
+        ..about(cluster, facts)
     }
 }
 
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
-    let mut why = about(cluster, facts, "Why");
-    why.asks.origin = origin(cluster, pod);
-    why.unknown = unknown(cluster, pod);
+    let mut why = about_object(cluster, pod, facts);
     why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Asks::Unreadable(bad) = &facts.asks {
         return refused(cluster, facts, bad.to_string());
@@ -264,6 +270,12 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             }
         }
     }
+    gates(cluster, facts, &mut why);
+    why
+}
+
+/// The gates of a pod come before anything that kube-scheduler does.
+fn gates(cluster: &Cluster, facts: &PodFacts, why: &mut Why) {
     if let Some(before) = cluster.ledger.queued_before(&facts.uid) {
         let size = cluster.ledger.queued().pods;
         why.verdict = Verdict::Gated;
@@ -277,7 +289,6 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.verdict = Verdict::Gated;
         why.summary = format!("Its scheduling gates hold it. {}", why.summary);
     }
-    why
 }
 
 /// What a refusal is worth for which kube-scheduler looked at a part of the nodes only.
@@ -365,16 +376,13 @@ fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Said> {
 }
 
 fn counts(trial: &Trial<'_>) -> Vec<Count> {
-    let counts = trial.refusals.iter().map(|(reason, nodes)| Count {
-        nodes: *nodes,
-        reason,
-        causes: trial
-            .causes
-            .get(reason)
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect(),
+    let counts = trial.refusals.iter().map(|(reason, nodes)| {
+        let causes = trial.causes.get(reason).into_iter().flatten();
+        Count {
+            nodes: *nodes,
+            reason,
+            causes: causes.cloned().collect(),
+        }
     });
     let mut counts: Vec<_> = counts.collect();
     counts.sort_by(|a, b| (b.nodes, a.reason).cmp(&(a.nodes, b.reason)));
@@ -383,9 +391,7 @@ fn counts(trial: &Trial<'_>) -> Vec<Count> {
 
 fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let facts = &pod.facts;
-    let mut why = about(cluster, facts, "Why");
-    why.asks.origin = origin(cluster, &pod.object);
-    why.unknown = unknown(cluster, &pod.object);
+    let mut why = about_object(cluster, &pod.object, facts);
     why.verdict = Verdict::Running;
     let node = facts.node.as_deref().unwrap_or_default();
     let assignment = match assigned(facts, node) {
@@ -395,11 +401,9 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
             return why;
         }
     };
-    let rank = trial
-        .fits
-        .iter()
-        .position(|(view, _)| *view.name == *node)
-        .map(|at| at + 1);
+    let mut fits = trial.fits.iter();
+    let rank = fits.position(|(view, _)| *view.name == *node);
+    let rank = rank.map(|at| at + 1);
     let views = cluster.views();
     let view = views.iter().find(|view| *view.name == *node);
     let gpus = assignment.charges.iter().map(|(uuid, mib)| {
@@ -410,26 +414,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
             room: card.map_or(Mib::ZERO, |card| card.free.minus(*mib)),
         }
     });
-    let policy = match facts.asks.readable() {
-        Ok(request) => cluster.ledger.policy(request).name(),
-        Err(_) => "unknown",
-    };
-    let feasible = trial.fits.len();
-    why.summary = match (rank, trial.fits.first()) {
-        (Some(1), _) if feasible == 1 => {
-            format!("It is on {node}, now the only node that would take it.")
-        }
-        (Some(1), _) => format!(
-            "It is on {node}: by policy {policy} still the best of {feasible} nodes that would \
-             take it now."
-        ),
-        (Some(rank), Some((best, _))) => format!(
-            "It is on {node}, where policy {policy} put it. As things are now that is number \
-             {rank} of {feasible} nodes; {} would be the best.",
-            best.name
-        ),
-        _ => format!("It is on {node}, which would not take it now."),
-    };
+    why.summary = compared(cluster, facts, node, rank, trial);
     if let Some(asked) = state::holds(&pod.object, names::RECLAIM_CONDITION) {
         why.summary += &format!(" {asked}.");
     }
@@ -456,12 +441,42 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         refuses: view.and_then(|view| state::node_refuses(cluster, view)),
         node: node.to_owned(),
         gpus: gpus.collect(),
-        feasible_nodes: feasible,
+        feasible_nodes: trial.fits.len(),
         rank: rank.unwrap_or(0),
         because,
     });
     why.refusals = counts(trial);
     why
+}
+
+/// How the node of a bound pod compares with others that would take the pod now.
+fn compared(
+    cluster: &Cluster,
+    facts: &PodFacts,
+    node: &str,
+    rank: Option<usize>,
+    trial: &Trial<'_>,
+) -> String {
+    let policy = match facts.asks.readable() {
+        Ok(request) => cluster.ledger.policy(request).name(),
+        Err(_) => "unknown",
+    };
+    let feasible = trial.fits.len();
+    match (rank, trial.fits.first()) {
+        (Some(1), _) if feasible == 1 => {
+            format!("It is on {node}, now the only node that would take it.")
+        }
+        (Some(1), _) => format!(
+            "It is on {node}: by policy {policy} still the best of {feasible} nodes that would \
+             take it now."
+        ),
+        (Some(rank), Some((best, _))) => format!(
+            "It is on {node}, where policy {policy} put it. As things are now that is number \
+             {rank} of {feasible} nodes; {} would be the best.",
+            best.name
+        ),
+        _ => format!("It is on {node}, which would not take it now."),
+    }
 }
 
 /// The GPUs of a bound pod, or what is wrong with it.

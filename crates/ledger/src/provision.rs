@@ -361,33 +361,28 @@ fn placeholders(
     rest: &Unanswered,
     spent: &mut u64,
 ) -> Provision {
-    let kinds = Kinds::of(sight);
-    let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
+    let kinds = Kinds::of(sight, needs);
     let mut open: Vec<usize> = (0..needs.len()).collect();
     let mut provision = Provision::default();
     let mut bins: Vec<Bin> = Vec::new();
     let mut kept = HashSet::default();
     let mut stay = Vec::new();
     for placeholder in present {
-        let pods = placeholder.stands_for.as_deref().unwrap_or_default();
+        let pods = needed_for(&placeholder, needs);
         // Its owner may wait for the others of its gang.
         let owner = placeholder.placeholder_owner();
         let owner = owner.and_then(|uid| sight.books.pod(uid));
         let waits = owner.is_some_and(|owner| owner.node.is_none());
-        let needed = pods.iter().filter_map(|uid| by_uid(uid));
-        let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();
-        let is_needed =
-            needed.is_some_and(|first| kept.len() < sight.config.provision && kept.insert(first));
+        let unseen = pods.iter().filter(|it| waits && !needs[**it].is_seen);
+        let is_needed = unseen
+            .min()
+            .is_some_and(|first| kept.len() < sight.config.provision && kept.insert(*first));
         if !is_needed {
             provision.delete.push(placeholder);
             continue;
         }
-        let mut bin = Bin::any(&kinds);
-        for index in pods.iter().filter_map(|uid| by_uid(uid)) {
-            bin.put(index, needs, &kinds, sight.scores);
-            open.retain(|it| *it != index);
-        }
-        bins.push(bin);
+        open.retain(|it| !pods.contains(it));
+        bins.push(Bin::with(&pods, &kinds));
         stay.push(placeholder);
     }
     // The nodes of these placeholders are among those that arrive: the oldest has the first.
@@ -403,29 +398,19 @@ fn placeholders(
     let others = others.map(|kind| Bin::of(kind, &kinds));
     bins.splice(0..0, others);
     // What the autoscaler adds by itself takes other pods as well.
-    let seen: Vec<usize> = open
-        .iter()
-        .copied()
-        .filter(|it| needs[*it].is_seen)
-        .collect();
+    let (seen, mut open): (Vec<usize>, Vec<usize>) =
+        open.into_iter().partition(|it| needs[*it].is_seen);
     for index in seen {
-        open.retain(|it| *it != index);
-        let mut taken = bins.iter_mut();
-        if !taken.any(|bin| bin.take(index, needs, &kinds, sight.scores)) {
-            let mut bin = Bin::any(&kinds);
-            bin.put(index, needs, &kinds, sight.scores);
-            bins.push(bin);
+        if !bins.iter_mut().any(|bin| bin.take(index, &kinds)) {
+            bins.push(Bin::with(&[index], &kinds));
         }
     }
-    open.retain(|index| {
-        let mut bins = bins.iter_mut();
-        !bins.any(|bin| bin.take(*index, needs, &kinds, sight.scores))
-    });
+    open.retain(|index| !bins.iter_mut().any(|bin| bin.take(*index, &kinds)));
     let free = sight.config.provision - kept.len();
     let rests = |uid: &Uid| rest.0.get(uid).is_some_and(|(until, _)| sight.now < *until);
     open.retain(|index| !rests(&needs[*index].pod.uid));
     let times = |index: usize| rest.times(&needs[index].pod.uid);
-    let new = fewest(&open, needs, &kinds, (sight.scores, &times));
+    let new = fewest(&open, &kinds, times);
     // A placeholder that no node answered gives way to the next.
     let short = new.len().saturating_sub(free);
     let give_way = provision.unanswered.iter().take(short).cloned();
@@ -433,12 +418,16 @@ fn placeholders(
     let new = new.into_iter().take(free);
     provision
         .create
-        .extend(new.map(|bin| bin.placeholder(needs, &kinds)));
-    for placeholder in &mut provision.create {
-        placeholder.present = seem_to_hold(sight, placeholder.mib);
-    }
+        .extend(new.map(|bin| bin.placeholder(&kinds, sight)));
     *spent += kinds.spent(sight);
     provision
+}
+
+/// The needs for which the placeholder is.
+fn needed_for(placeholder: &PodFacts, needs: &[Need]) -> Vec<usize> {
+    let pods = placeholder.stands_for.iter().flat_map(|pods| pods.iter());
+    let by_uid = |uid: &Uid| needs.iter().position(|need| need.pod.uid == *uid);
+    pods.filter_map(by_uid).collect()
 }
 
 impl Need {

@@ -69,24 +69,12 @@ impl ControlPlane {
     pub async fn start(options: Options) -> Result<ControlPlane> {
         let Binaries { bin, minor } = binaries().await?;
         let dir = run_dir()?;
-        let (etcd_port, peer_port, port) = (free_port()?, free_port()?, free_port()?);
+        let (etcd_port, port) = (free_port()?, free_port()?);
         let etcd_url = format!("http://127.0.0.1:{etcd_port}");
         let url = format!("https://127.0.0.1:{port}");
 
         // etcd's main package is called `server`.
-        let etcd = run(
-            &bin,
-            &dir,
-            "server",
-            vec![
-                format!("--data-dir={}", dir.join("etcd").display()),
-                format!("--listen-client-urls={etcd_url}"),
-                format!("--advertise-client-urls={etcd_url}"),
-                format!("--listen-peer-urls=http://127.0.0.1:{peer_port}"),
-                "--unsafe-no-fsync=true".to_owned(),
-                "--log-level=warn".to_owned(),
-            ],
-        )?;
+        let etcd = run(&bin, &dir, "server", etcd_flags(&dir, &etcd_url)?)?;
 
         let key = rcgen::KeyPair::generate()?;
         let (signing, public) = (dir.join("sa.key"), dir.join("sa.pub"));
@@ -126,24 +114,8 @@ impl ControlPlane {
         let admin_config = wait_ready(&api_server, &admin_kubeconfig).await?;
 
         let controllers = options.controllers.then(|| {
-            run(
-                &bin,
-                &dir,
-                "kube-controller-manager",
-                vec![
-                    format!("--kubeconfig={}", admin_kubeconfig.display()),
-                    format!("--controllers={CONTROLLERS}"),
-                    "--use-service-account-credentials=true".to_owned(),
-                    format!("--service-account-private-key-file={}", signing.display()),
-                    format!("--root-ca-file={}", ca(&dir).display()),
-                    "--leader-elect=false".to_owned(),
-                    "--bind-address=127.0.0.1".to_owned(),
-                    format!("--secure-port={}", free_port()?),
-                    format!("--cert-dir={}", dir.join("kcm-certs").display()),
-                    "--kube-api-qps=200".to_owned(),
-                    "--kube-api-burst=400".to_owned(),
-                ],
-            )
+            let flags = controllers_flags(&dir, &admin_kubeconfig, &signing)?;
+            run(&bin, &dir, "kube-controller-manager", flags)
         });
         let controllers = controllers.transpose()?;
         Ok(ControlPlane {
@@ -410,6 +382,33 @@ impl Drop for ControlPlane {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
     }
+}
+
+fn etcd_flags(dir: &Path, url: &str) -> Result<Vec<String>> {
+    Ok(vec![
+        format!("--data-dir={}", dir.join("etcd").display()),
+        format!("--listen-client-urls={url}"),
+        format!("--advertise-client-urls={url}"),
+        format!("--listen-peer-urls=http://127.0.0.1:{}", free_port()?),
+        "--unsafe-no-fsync=true".to_owned(),
+        "--log-level=warn".to_owned(),
+    ])
+}
+
+fn controllers_flags(dir: &Path, kubeconfig: &Path, signing: &Path) -> Result<Vec<String>> {
+    Ok(vec![
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--controllers={CONTROLLERS}"),
+        "--use-service-account-credentials=true".to_owned(),
+        format!("--service-account-private-key-file={}", signing.display()),
+        format!("--root-ca-file={}", ca(dir).display()),
+        "--leader-elect=false".to_owned(),
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--secure-port={}", free_port()?),
+        format!("--cert-dir={}", dir.join("kcm-certs").display()),
+        "--kube-api-qps=200".to_owned(),
+        "--kube-api-burst=400".to_owned(),
+    ])
 }
 
 /// A client with the identity in a kubeconfig, retries off. Its connections live on the caller's

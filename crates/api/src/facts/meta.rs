@@ -34,9 +34,13 @@ pub(super) fn goes_with_node(meta: &ObjectMeta) -> bool {
     })
 }
 
-/// The controller that makes a replacement of the pod on any node. A user may write any owner into a pod. Of Kubernetes'
-/// own kinds only those count that do make such pods, and every kind of others' API groups.
-pub(super) fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
+/// See [`super::PodFacts::evictable`]: the controller that makes a replacement of the pod on any node. A user may write any
+/// owner into a pod. Of Kubernetes' own kinds only those count that do make such pods, and every kind of others' API groups.
+pub(super) fn evictable(meta: &ObjectMeta) -> Option<Arc<str>> {
+    let said = meta.annotations.as_ref()?.get(names::EVICTABLE)?;
+    if said != "true" {
+        return None;
+    }
     let owner = controlling(meta)?;
     let group = owner
         .api_version

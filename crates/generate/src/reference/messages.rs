@@ -31,7 +31,7 @@ pub(super) fn page() -> String {
 fn refusals() -> String {
     let mut table = Table::new(["reason", "value", "meaning", "action", "page"]);
     for reason in Reason::all() {
-        let (means, advice, page) = reason.explanation();
+        let (means, advice, page) = (reason.meaning(), reason.advice(), reason.page());
         let name = page.split(['.', '#']).next().unwrap_or(page);
         let [value, link] = [format!("`{}`", reason.label()), format!("[{name}]({page})")];
         let [text, means, advice, link] = [reason.text(), means, advice, &link].map(from_here);

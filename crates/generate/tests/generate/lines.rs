@@ -16,21 +16,21 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
             "crates/queue",
             "crates/means",
         ],
-        15_891,
+        15_856,
     ),
-    ("extender", &["."], 9_115),
-    ("testkit", &["crates/testkit"], 7_068),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_310),
-    ("agent", &["crates/agent"], 5_793),
-    ("api", &["crates/api"], 4_583),
-    ("sim", &["crates/sim"], 4_156),
+    ("extender", &["."], 9_148),
+    ("testkit", &["crates/testkit"], 7_081),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_345),
+    ("agent", &["crates/agent"], 5_809),
+    ("api", &["crates/api"], 4_581),
+    ("sim", &["crates/sim"], 4_177),
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
-    ("admission", &["crates/admission"], 1_967),
+    ("admission", &["crates/admission"], 1_964),
     ("demo", &["crates/demo"], 1_765),
     ("inspect", &["crates/inspect"], 1_792),
     ("simulated NVML", &["crates/fake-nvml"], 1_237),
-    ("generate", &["crates/generate"], 989),
+    ("generate", &["crates/generate"], 998),
     ("serve", &["crates/serve"], 842),
     (
         "small crates",
@@ -67,8 +67,6 @@ fn each_part_keeps_to_its_budget_of_lines() -> io::Result<()> {
 
 /// A function has so many lines of code at most.
 const LINES: usize = 70;
-/// So many have more. The number falls, and never rises.
-const LONG: usize = 31;
 
 #[test]
 fn functions_have_at_most_70_lines() -> io::Result<()> {
@@ -99,6 +97,6 @@ fn functions_have_at_most_70_lines() -> io::Result<()> {
             }
         }
     }
-    assert!(long.len() <= LONG, "{} of {LONG}: {long:#?}", long.len());
+    assert!(long.is_empty(), "more than {LINES} lines: {long:#?}");
     Ok(())
 }

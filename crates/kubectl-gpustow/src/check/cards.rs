@@ -52,8 +52,9 @@ pub(super) fn look(
     }
     for used in &gpu.pods {
         let amount = Mib(used.used_mib);
-        let Some(pod) = cluster.pods.get(used.uid.as_str()) else {
-            findings.add(
+        match cluster.pods.get(used.uid.as_str()) {
+            Some(pod) => uses(cluster, view, card, (pod, amount), findings),
+            None => findings.add(
                 Level::Warning,
                 object(),
                 format!(
@@ -63,38 +64,40 @@ pub(super) fn look(
                     used.uid
                 ),
                 "end the process on the node",
-            );
-            continue;
-        };
-        let assignment = pod
-            .facts
-            .assignment
-            .as_ref()
-            .and_then(|it| it.as_ref().ok());
-        let charged = assignment.map_or(Mib::ZERO, |assignment| {
-            let here = assignment
-                .charges
-                .iter()
-                .filter(|(uuid, _)| **uuid == *card.uuid);
-            here.map(|&(_, mib)| mib).sum()
-        });
-        let on_node = pod.facts.node.as_deref() == Some(&*view.name);
-        if assignment.is_some() && (charged == Mib::ZERO || !on_node) {
-            findings.add(
-                Level::Error,
-                format!("pod/{}", pod.full_name()),
-                format!(
-                    "uses {} on {} GPU {}, which is not its own",
-                    memory(amount),
-                    view.name,
-                    card.index
-                ),
-                format!("does its image or command set {}?", names::VISIBLE_DEVICES),
-            );
-        } else if charged > Mib::ZERO {
-            over(cluster, card, pod, amount, charged, findings);
+            ),
         }
     }
+}
+
+/// A pod that uses so much of a card.
+fn uses(
+    cluster: &Cluster,
+    view: &NodeView,
+    card: &CardView,
+    (pod, used): (&PodInfo, Mib),
+    findings: &mut Findings,
+) {
+    let Some(Ok(assignment)) = &pod.facts.assignment else {
+        return;
+    };
+    let charges = assignment.charges.iter();
+    let here = charges.filter(|(uuid, _)| **uuid == *card.uuid);
+    let charged: Mib = here.map(|&(_, mib)| mib).sum();
+    let on_node = pod.facts.node.as_deref() == Some(&*view.name);
+    if charged > Mib::ZERO && on_node {
+        return over(cluster, card, pod, used, charged, findings);
+    }
+    findings.add(
+        Level::Error,
+        format!("pod/{}", pod.full_name()),
+        format!(
+            "uses {} on {} GPU {}, which is not its own",
+            memory(used),
+            view.name,
+            card.index
+        ),
+        format!("does its image or command set {}?", names::VISIBLE_DEVICES),
+    );
 }
 
 /// A pod that uses more of a card than it may, unless no one is to watch that. A limit lets it borrow.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gpustow_api::{config, names};
 use gpustow_inspect::{
-    Cluster, Right, state,
+    Cluster, PodInfo, Right, state,
     system::{self, AGENT, EXTENDER, SCHEDULER, Seen},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -28,26 +28,18 @@ const GPU_LABELS: [(&str, Option<&str>); 6] = [
 const DEPLOY: &str = "nvidia.com/gpu.deploy.client";
 
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
-    extender(cluster, findings);
+    let waiting = cluster.waiting();
+    extender(cluster, &waiting, findings);
+    leader(cluster, &waiting, findings);
     features(cluster, findings);
     scheduler(cluster, findings);
     agents(cluster, findings);
 }
 
-/// Who decides, and does kube-scheduler reach it?
-fn extender(cluster: &Cluster, findings: &mut Findings) {
-    let pods = format!("kubectl get pods -n {}", names::NAMESPACE);
-    let waiting = cluster.waiting();
-    let unreached = |said: &str| state::is_unreached(said);
-    let unreached = waiting
-        .iter()
-        .filter(|pod| pod.scheduler_said().is_some_and(unreached));
-    let unreached = unreached.count();
-    let wait = if unreached == 1 {
-        "pod waits"
-    } else {
-        "pods wait"
-    };
+/// Does an extender run, and does kube-scheduler reach it?
+fn extender(cluster: &Cluster, waiting: &[&PodInfo], findings: &mut Findings) {
+    let said = waiting.iter().filter_map(|pod| pod.scheduler_said());
+    let unreached = said.filter(|said| state::is_unreached(said)).count();
     if cluster.system.extender_is_down() {
         let pods = cluster.system.pods_with(EXTENDER);
         let why: BTreeSet<_> = pods
@@ -69,13 +61,21 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
             ),
         );
     } else if unreached > 0 {
+        let wait = match unreached {
+            1 => "pod waits",
+            _ => "pods wait",
+        };
         findings.add(
             Level::Error,
             "extender",
             format!("{unreached} {wait} because kube-scheduler does not reach it"),
-            pods.clone(),
+            format!("kubectl get pods -n {}", names::NAMESPACE),
         );
     }
+}
+
+/// Which extender decides?
+fn leader(cluster: &Cluster, waiting: &[&PodInfo], findings: &mut Findings) {
     let patient = waiting.iter().any(|pod| {
         pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated && !pod.facts.queued
     });

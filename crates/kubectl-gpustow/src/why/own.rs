@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::Api;
 use kube::api::ListParams;
 
-use super::{Said, Verdict, Why, about, assigned, origin, refused, unknown};
+use super::{Said, Verdict, Why, about_object, assigned, refused};
 use crate::lists::indices;
 
 /// Events that are shown, the last first.
@@ -90,9 +90,8 @@ pub(crate) fn fit(
 }
 
 fn of_own(cluster: &Cluster, facts: &PodFacts, pod: &Pod) -> Why {
-    let mut why = about(cluster, facts, "Why");
-    why.asks.origin = origin(cluster, pod);
-    why.unknown = unknown(cluster, pod);
-    why.left_out = cluster.left_out;
-    why
+    Why {
+        left_out: cluster.left_out,
+        ..about_object(cluster, pod, facts)
+    }
 }

@@ -7,6 +7,8 @@ use gpustow_inspect::owner::Holder;
 use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 
+use super::gang::Gang;
+use super::location::Location;
 use super::nearest::Near;
 use super::report::Means;
 use super::{Verdict, Why};
@@ -21,47 +23,78 @@ impl Why {
         if !matches!(format, Format::Table | Format::Wide) {
             return write_value(self, format, out);
         }
+        self.print_head(out)?;
+        if let Some(place) = &self.place {
+            self.print_place(place, matches!(format, Format::Wide), out)?;
+        }
+        self.print_nodes(out)?;
+        if let Some(gang) = &self.gang {
+            print_gang(gang, out)?;
+        }
+        self.print_means(out)?;
+        for said in self.reserved.iter().chain(&self.events) {
+            let passed = age(said.age_seconds);
+            let text = format!("Event {}, {passed} ago: {}", said.event, said.note);
+            writeln!(out, "\n{}", printable(&text))?;
+        }
+        for unknown in &self.unknown {
+            writeln!(out, "\nNote: {}", printable(unknown))?;
+        }
+        if let Some(said) = &self.scheduler_said {
+            writeln!(out, "\nkube-scheduler's answer: {}", printable(said))?;
+        }
+        if let Some(left_out) = self.left_out {
+            writeln!(out, "\nLeft out: {left_out}")?;
+        }
+        Ok(())
+    }
+
+    /// The pod, what it asks for, and the sentence about it.
+    fn print_head(&self, out: &mut dyn Write) -> Result<()> {
         let name = match self.namespace.as_str() {
             "" => self.pod.clone(),
             namespace => format!("{namespace}/{}", self.pod),
         };
         let name = printable(&name);
+        let age = age(self.age_seconds);
         match self.kind {
             "Fit" => writeln!(out, "Pod {name}")?,
-            _ => writeln!(
-                out,
-                "Pod {name}, {} old: {:?}",
-                age(self.age_seconds),
-                self.verdict
-            )?,
+            _ => writeln!(out, "Pod {name}, {age} old: {:?}", self.verdict)?,
         }
         let asks = self.asks.parts();
         if !asks.is_empty() {
             writeln!(out, "  asks for {}", printable(&asks.join("; ")))?;
         }
-        writeln!(out, "\n{}", printable(&self.summary))?;
-        if let Some(place) = &self.place {
-            for gpu in &place.gpus {
-                let (held, room) = (memory(gpu.requested), memory(gpu.room));
-                writeln!(
-                    out,
-                    "  {held} on GPU {} of {}; {room} stays free there",
-                    gpu.gpu, place.node
-                )?;
-            }
-            if let (Some(because), Format::Wide) = (&place.because, format) {
-                let when = match self.verdict {
-                    Verdict::Running => "As things are now without it, by policy ",
-                    _ => "By policy ",
-                };
-                writeln!(out, "  {when}{}", printable(because))?;
-            }
-            if let Some(refuses) = place.refuses {
-                let since = place.agent_age_seconds.map(age);
-                let since = since.map_or_else(String::new, |age| format!(" for {age}"));
-                writeln!(out, "  No new pod goes to that node: {refuses}{since}.")?;
-            }
+        Ok(writeln!(out, "\n{}", printable(&self.summary))?)
+    }
+
+    /// The GPUs on which the pod is, or would be.
+    fn print_place(&self, place: &Location, wide: bool, out: &mut dyn Write) -> Result<()> {
+        for gpu in &place.gpus {
+            let (held, room) = (memory(gpu.requested), memory(gpu.room));
+            writeln!(
+                out,
+                "  {held} on GPU {} of {}; {room} stays free there",
+                gpu.gpu, place.node
+            )?;
         }
+        if let Some(because) = place.because.as_ref().filter(|_| wide) {
+            let when = match self.verdict {
+                Verdict::Running => "As things are now without it, by policy ",
+                _ => "By policy ",
+            };
+            writeln!(out, "  {when}{}", printable(because))?;
+        }
+        if let Some(refuses) = place.refuses {
+            let since = place.agent_age_seconds.map(age);
+            let since = since.map_or_else(String::new, |age| format!(" for {age}"));
+            writeln!(out, "  No new pod goes to that node: {refuses}{since}.")?;
+        }
+        Ok(())
+    }
+
+    /// Why nodes refuse the pod, and the GPUs that nearly take it.
+    fn print_nodes(&self, out: &mut dyn Write) -> Result<()> {
         match (&self.place, self.refusals.as_slice()) {
             (_, []) => {}
             (Some(_), _) => writeln!(out, "\nOther nodes:")?,
@@ -84,17 +117,11 @@ impl Why {
             let text = format!("{line}{more}: {}", state(near));
             writeln!(out, "  {}", printable(&text))?;
         }
-        if let Some(gang) = &self.gang {
-            let text = format!(
-                "Group {} needs {} pods at the same time; {} fit:",
-                gang.group, gang.min_count, gang.fit
-            );
-            writeln!(out, "\n{}", printable(&text))?;
-            for part in &gang.parts {
-                let text = format!("{}: {}", part.what, listed(&part.pods));
-                writeln!(out, "  {:>5}  {}", part.pods.len(), printable(&text))?;
-            }
-        }
+        Ok(())
+    }
+
+    /// Whose end or eviction would make room for the pod.
+    fn print_means(&self, out: &mut dyn Write) -> Result<()> {
         if let Some(finish) = &self.fewest_to_finish {
             let count = match finish.pods.len() {
                 1 => "1 pod finishes".to_owned(),
@@ -113,22 +140,21 @@ impl Why {
         for Means { means, does } in &self.means {
             writeln!(out, "  {means:<10}  {}", printable(does))?;
         }
-        for said in self.reserved.iter().chain(&self.events) {
-            let passed = age(said.age_seconds);
-            let text = format!("Event {}, {passed} ago: {}", said.event, said.note);
-            writeln!(out, "\n{}", printable(&text))?;
-        }
-        for unknown in &self.unknown {
-            writeln!(out, "\nNote: {}", printable(unknown))?;
-        }
-        if let Some(said) = &self.scheduler_said {
-            writeln!(out, "\nkube-scheduler's answer: {}", printable(said))?;
-        }
-        if let Some(left_out) = self.left_out {
-            writeln!(out, "\nLeft out: {left_out}")?;
-        }
         Ok(())
     }
+}
+
+fn print_gang(gang: &Gang, out: &mut dyn Write) -> Result<()> {
+    let text = format!(
+        "Group {} needs {} pods at the same time; {} fit:",
+        gang.group, gang.min_count, gang.fit
+    );
+    writeln!(out, "\n{}", printable(&text))?;
+    for part in &gang.parts {
+        let text = format!("{}: {}", part.what, listed(&part.pods));
+        writeln!(out, "  {:>5}  {}", part.pods.len(), printable(&text))?;
+    }
+    Ok(())
 }
 
 /// What there is to say of a GPU beside its name.

@@ -8,7 +8,7 @@ use gpustow_books::{Budget, HashSet, Node, Scores, left_of_new};
 use gpustow_means::Sight;
 use gpustow_pack::{Card, Mib, NodeGpus, Traits};
 
-use super::{EXACT, Need, Placeholder, instance_type};
+use super::{EXACT, Need, Placeholder, instance_type, seem_to_hold};
 
 /// Kinds that are told apart.
 const KINDS: usize = 32;
@@ -17,9 +17,11 @@ const NODES: usize = 16;
 /// Placements that one look tries beside those that the policy prefers.
 const TRIES: usize = 10_000;
 
-/// The kinds of nodes that are there.
+/// The kinds of nodes that are there, and the pods that need such a node.
 pub(super) struct Kinds<'a> {
     all: Vec<Kind<'a>>,
+    needs: &'a [Need],
+    scores: &'a Scores,
     /// So many placements may still be tried.
     tries: Cell<usize>,
     fits: Cell<usize>,
@@ -33,7 +35,7 @@ struct Kind<'a> {
 }
 
 impl<'a> Kinds<'a> {
-    pub(super) fn of(sight: &Sight<'a>) -> Self {
+    pub(super) fn of(sight: &Sight<'a>, needs: &'a [Need]) -> Self {
         let mut kinds: Vec<Kind<'a>> = Vec::new();
         for (_, node) in sight.books.nodes() {
             let (Some(facts), Some(_)) = (node.facts(), node.status()) else {
@@ -75,6 +77,8 @@ impl<'a> Kinds<'a> {
         kinds.sort_by_key(|kind| kind.empty.free());
         Self {
             all: kinds,
+            needs,
+            scores: sight.scores,
             tries: Cell::new(TRIES),
             fits: Cell::new(0),
         }
@@ -133,13 +137,17 @@ pub(super) struct Bin {
 }
 
 impl Bin {
-    /// A node of some kind.
-    pub(super) fn any(kinds: &Kinds<'_>) -> Self {
+    /// A node of some kind for these pods.
+    pub(super) fn with(pods: &[usize], kinds: &Kinds<'_>) -> Self {
         let views = kinds.all.iter().enumerate();
-        Self {
+        let mut bin = Self {
             pods: Vec::new(),
             views: views.map(|(kind, it)| (kind, it.empty.clone())).collect(),
+        };
+        for pod in pods {
+            bin.put(*pod, kinds);
         }
+        bin
     }
 
     /// A node of this kind.
@@ -152,28 +160,22 @@ impl Bin {
     }
 
     /// The pod is for this node, whether a known kind takes it or not.
-    pub(super) fn put(&mut self, index: usize, needs: &[Need], kinds: &Kinds<'_>, scores: &Scores) {
-        if !self.take(index, needs, kinds, scores) {
+    fn put(&mut self, index: usize, kinds: &Kinds<'_>) {
+        if !self.take(index, kinds) {
             self.pods.push(index);
             self.views.clear();
         }
     }
 
     /// Takes the pod if a kind has room for it beside the others, in whatever order they are placed.
-    pub(super) fn take(
-        &mut self,
-        index: usize,
-        needs: &[Need],
-        kinds: &Kinds<'_>,
-        scores: &Scores,
-    ) -> bool {
-        let need = &needs[index];
+    pub(super) fn take(&mut self, index: usize, kinds: &Kinds<'_>) -> bool {
+        let need = &kinds.needs[index];
         let mut with = self.pods.clone();
         with.push(index);
         let is_few = with.len() <= EXACT;
         let beside = |kind: usize, view: &NodeGpus| {
-            let left = kinds.placed(view, need, None, scores);
-            left.or_else(|| is_few.then(|| kinds.left(kind, &with, needs, scores))?)
+            let left = kinds.placed(view, need, None);
+            left.or_else(|| is_few.then(|| kinds.left(kind, &with))?)
         };
         let left = self.views.iter().filter_map(|(kind, view)| {
             let admits = kinds.all[*kind].admits(need);
@@ -188,7 +190,8 @@ impl Bin {
         true
     }
 
-    pub(super) fn placeholder(self, needs: &[Need], kinds: &Kinds<'_>) -> Placeholder {
+    pub(super) fn placeholder(self, kinds: &Kinds<'_>, sight: &Sight<'_>) -> Placeholder {
+        let needs = kinds.needs;
         let mut pods = self.pods;
         pods.sort_unstable();
         let all = || pods.iter().map(|index| &needs[*index]);
@@ -205,10 +208,11 @@ impl Bin {
         let types_that_do = types(true);
         let mut others = types(false);
         others.retain(|it| !types_that_do.contains(it));
+        let mib = all().map(|need| need.request.in_sum()).sum();
         Placeholder {
             pod: needs[pods[0]].pod.clone(),
             pods: all().map(|need| need.pod.uid.clone()).collect(),
-            mib: all().map(|need| need.request.in_sum()).sum(),
+            mib,
             cpu_milli: all().fold(0, |sum: u64, need| {
                 sum.saturating_add(need.request.cpu_milli)
             }),
@@ -218,58 +222,41 @@ impl Bin {
             is_counted: !self.views.is_empty(),
             types: types_that_do,
             others,
-            present: Vec::new(),
+            present: seem_to_hold(sight, mib),
         }
     }
 }
 
 impl Kinds<'_> {
-    fn placed(
-        &self,
-        view: &NodeGpus,
-        need: &Need,
-        only: Option<&[usize]>,
-        scores: &Scores,
-    ) -> Option<NodeGpus> {
+    fn placed(&self, view: &NodeGpus, need: &Need, only: Option<&[usize]>) -> Option<NodeGpus> {
         self.fits.set(self.fits.get() + 1);
-        left_of_new(view, &need.request, only, scores)
+        left_of_new(view, &need.request, only, self.scores)
     }
 
     /// What is left of a node of this kind beside all of these pods, if it takes them.
-    fn left(
-        &self,
-        kind: usize,
-        pods: &[usize],
-        needs: &[Need],
-        scores: &Scores,
-    ) -> Option<NodeGpus> {
+    fn left(&self, kind: usize, pods: &[usize]) -> Option<NodeGpus> {
         let empty = &self.all[kind].empty;
-        let asked: Mib = pods.iter().map(|it| needs[*it].request.in_sum()).sum();
+        let needs = pods.iter().map(|it| &self.needs[*it]);
+        let asked: Mib = needs.map(|need| need.request.in_sum()).sum();
         let may = asked <= empty.free();
-        may.then(|| self.left_of(empty, pods, needs, scores))?
+        may.then(|| self.left_of(empty, pods))?
     }
 
-    fn left_of(
-        &self,
-        view: &NodeGpus,
-        pods: &[usize],
-        needs: &[Need],
-        scores: &Scores,
-    ) -> Option<NodeGpus> {
+    fn left_of(&self, view: &NodeGpus, pods: &[usize]) -> Option<NodeGpus> {
         let Some((first, rest)) = pods.split_first() else {
             return Some(view.clone());
         };
-        let need = &needs[*first];
+        let need = &self.needs[*first];
         // The preferred one is mostly right.
-        let preferred = self.placed(view, need, None, scores)?;
-        if let Some(left) = self.left_of(&preferred, rest, needs, scores) {
+        let preferred = self.placed(view, need, None)?;
+        if let Some(left) = self.left_of(&preferred, rest) {
             return Some(left);
         }
         let others = cards_of(view, need).into_iter().filter_map(|cards| {
             self.tries.set(self.tries.get().checked_sub(1)?);
-            self.placed(view, need, Some(&cards), scores)
+            self.placed(view, need, Some(&cards))
         });
-        let mut others = others.filter_map(|left| self.left_of(&left, rest, needs, scores));
+        let mut others = others.filter_map(|left| self.left_of(&left, rest));
         others.next()
     }
 }
@@ -295,31 +282,19 @@ fn cards_of(view: &NodeGpus, need: &Need) -> Vec<Vec<usize>> {
 }
 
 /// The fewest nodes for these pods: exactly if they are few, else the largest first.
-pub(super) fn fewest(
-    open: &[usize],
-    needs: &[Need],
-    kinds: &Kinds<'_>,
-    (scores, times): (&Scores, &dyn Fn(usize) -> u32),
-) -> Vec<Bin> {
-    let alone = |index: usize| {
-        let mut bin = Bin::any(kinds);
-        bin.put(index, needs, kinds, scores);
-        bin
-    };
+pub(super) fn fewest(open: &[usize], kinds: &Kinds<'_>, times: impl Fn(usize) -> u32) -> Vec<Bin> {
+    let alone = |index: usize| Bin::with(&[index], kinds);
     let mut order = open.to_vec();
-    order.sort_by_key(|index| std::cmp::Reverse(needs[*index].request.in_sum()));
+    order.sort_by_key(|index| std::cmp::Reverse(kinds.needs[*index].request.in_sum()));
     let (known, unknown): (Vec<usize>, Vec<usize>) = order
         .iter()
         .partition(|index| !alone(**index).views.is_empty());
     let mut bins = match known.len() <= EXACT {
-        true => partition(&known, needs, kinds, scores),
+        true => partition(&known, kinds),
         false => {
             let mut bins: Vec<Bin> = Vec::new();
             for &index in &known {
-                if !bins
-                    .iter_mut()
-                    .any(|bin| bin.take(index, needs, kinds, scores))
-                {
+                if !bins.iter_mut().any(|bin| bin.take(index, kinds)) {
                     bins.push(alone(index));
                 }
             }
@@ -330,13 +305,13 @@ pub(super) fn fewest(
     // Those first in turn have the first nodes, but after all others those that no node answered, or that no known node takes.
     bins.sort_by_key(|bin| {
         let first = bin.pods.iter().min().copied();
-        (first.map_or(0, times), bin.views.is_empty(), first)
+        (first.map_or(0, &times), bin.views.is_empty(), first)
     });
     bins
 }
 
 /// The fewest nodes, by looking at every set of these few pods.
-fn partition(pods: &[usize], needs: &[Need], kinds: &Kinds<'_>, scores: &Scores) -> Vec<Bin> {
+fn partition(pods: &[usize], kinds: &Kinds<'_>) -> Vec<Bin> {
     let all = (1_usize << pods.len()) - 1;
     let members = |set: usize| -> Vec<usize> {
         let indices = pods.iter().enumerate();
@@ -351,8 +326,8 @@ fn partition(pods: &[usize], needs: &[Need], kinds: &Kinds<'_>, scores: &Scores)
         let candidates = (0..kinds.all.len()).filter(may);
         let holding = candidates.filter(|kind| {
             let it = &kinds.all[*kind];
-            let admits = of.iter().all(|index| it.admits(&needs[*index]));
-            admits && kinds.left(*kind, &of, needs, scores).is_some()
+            let admits = of.iter().all(|index| it.admits(&kinds.needs[*index]));
+            admits && kinds.left(*kind, &of).is_some()
         });
         takes[set] = holding.collect();
     }

@@ -26,6 +26,11 @@ pub use report::{ChurnSummary, Waits, churn_table, sizes_table, unused_table};
 /// Mean run times that go by before anything is measured, and that are measured.
 const WARM: u64 = 2;
 const MEASURED: u64 = 6;
+/// Milliseconds after which that begins and ends.
+const SINCE: u64 = WARM * MEAN_MS;
+const END: u64 = (WARM + MEASURED) * MEAN_MS;
+/// When the pods that come change, if they do.
+const CHANGE: u64 = SINCE + (END - SINCE) / 2;
 /// Milliseconds between two looks at the places that are kept.
 const LOOK: u64 = 10_000;
 /// Milliseconds of a minute.
@@ -98,7 +103,8 @@ struct Life {
 }
 
 /// A cluster at work.
-struct World {
+struct World<'a> {
+    plan: &'a Plan,
     hosts: Vec<Host>,
     /// How many pods each holds.
     pods: Vec<usize>,
@@ -111,13 +117,8 @@ struct World {
     held: u64,
     wanted: u64,
     run: ChurnRun,
-    since: u64,
     now: u64,
     cards: u64,
-    /// Places are kept.
-    keeps: bool,
-    moving: Option<Moving>,
-    together: Option<usize>,
     /// When pods were moved in the last hour.
     moved: VecDeque<u64>,
 }
@@ -127,10 +128,66 @@ fn share(host: &Host, job: &Job) -> u64 {
     job.gpus as u64 * host.charge(job) * 1000 / host.card.max(1)
 }
 
-impl World {
+impl<'a> World<'a> {
+    /// An empty cluster.
+    fn new(plan: &'a Plan, choice: Choice, seed: u64, hosts: Vec<Host>) -> Self {
+        let known = [&plan.workload.jobs[..], plan.then.as_deref().unwrap_or(&[])].concat();
+        let settings = Settings {
+            keep: plan.keep,
+            evictable: plan.moving.map_or(0, |moving| moving.evictable),
+            empties: plan.moving.is_some_and(|moving| moving.empties),
+        };
+        let cards: u64 = hosts.iter().map(|host| host.left.len() as u64).sum();
+        Self {
+            plan,
+            placer: choice.placer(&hosts, &known, seed, settings),
+            pods: vec![0; hosts.len()],
+            hosts,
+            choice,
+            lives: Vec::new(),
+            waiting: BTreeSet::new(),
+            ends: BinaryHeap::new(),
+            held: 0,
+            wanted: 0,
+            run: ChurnRun::default(),
+            now: 0,
+            cards: 1000 * cards,
+            moved: VecDeque::new(),
+        }
+    }
+
+    /// What is there at the start: pods that stay, and what a cluster of this load would hold, part of its life spent.
+    fn fill(&mut self, source: &Source<'_>, random: &mut Random) -> Result<()> {
+        let plan = self.plan;
+        if let Some((jobs, part)) = &plan.standing {
+            let stays = Source::new(jobs, *part, self)?;
+            self.begin_with(&stays, *part, random, |_| 2 * END)?;
+        }
+        self.begin_with(source, plan.load, random, |random| {
+            plan.lifetimes.rest(random)
+        })
+    }
+
+    /// Pods come at once until they demand this part of the cards.
+    fn begin_with(
+        &mut self,
+        source: &Source<'_>,
+        part: f64,
+        random: &mut Random,
+        runs_for: impl Fn(&mut Random) -> u64,
+    ) -> Result<()> {
+        let mut demand = 0;
+        while (demand as f64) < part * self.cards as f64 {
+            let job = source.draw(random);
+            demand += job.demand();
+            self.come(job, runs_for(random))?;
+        }
+        Ok(())
+    }
+
     /// Counts the time that has passed since the last event, and keeps places for those who have waited for long.
     fn pass(&mut self, until: u64) -> Result<()> {
-        let from = self.now.max(self.since);
+        let from = self.now.max(SINCE);
         if until > from {
             let time = (until - from) as f64;
             let free = self.cards.saturating_sub(self.held);
@@ -145,18 +202,18 @@ impl World {
         for _ in self.now / MINUTE..until / MINUTE {
             self.placer.tick();
         }
-        if self.moving.is_some_and(|moving| moving.empties) {
+        if self.plan.moving.is_some_and(|moving| moving.empties) {
             self.placer.at(until);
         }
         let due = self.now / LOOK < until / LOOK;
         let moves = self.now / MINUTE < until / MINUTE;
         self.now = until;
-        if self.keeps && due && self.placer.keep(until) {
+        if self.plan.keep.is_some() && due && self.placer.keep(until) {
             for at in 0..self.hosts.len() {
                 self.offer(at)?;
             }
         }
-        if let Some(moving) = self.moving.filter(|_| moves) {
+        if let Some(moving) = self.plan.moving.filter(|_| moves) {
             self.make_room(moving)?;
             if moving.empties {
                 self.empty_nodes(moving)?;
@@ -231,7 +288,7 @@ impl World {
         self.held -= share(&self.hosts[from.host], &job);
         self.placer.moved(&self.hosts, id, &job, &to);
         self.moved.push_back(self.now);
-        if self.now >= self.since {
+        if self.now >= SINCE {
             self.run.moves += 1.0;
         }
         Ok(())
@@ -269,7 +326,7 @@ impl World {
         } else {
             self.wanted += demand;
             self.waiting.insert(id);
-            if self.now >= self.since {
+            if self.now >= SINCE {
                 self.run.delayed += demand as f64;
             }
         }
@@ -292,7 +349,7 @@ impl World {
     fn offer(&mut self, at: usize) -> Result<()> {
         let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
         let mut hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
-        if let Some(count) = self.together {
+        if let Some(count) = self.plan.together {
             let first = count.min(hopeful.len());
             hopeful[..first].sort_by_key(|id| Reverse(self.lives[*id].job.demand()));
         }
@@ -316,9 +373,36 @@ impl World {
         Ok(starts)
     }
 
+    /// The figures, once the time is over.
+    fn finish(mut self) -> ChurnRun {
+        for id in std::mem::take(&mut self.waiting) {
+            let (kind, waited) = (kind(&self.lives[id].job), END - self.lives[id].came);
+            self.waited(id, kind, waited);
+        }
+        let lives = self.lives.iter().filter(|life| life.came >= SINCE);
+        let came: u64 = lives.map(|life| life.job.demand()).sum();
+        let mut run = self.run;
+        let scale = 100.0 / (self.cards as f64 * (END - SINCE) as f64);
+        run.unused_hours = run.unused / 1000.0 / (60.0 * MINUTE as f64);
+        for sum in [
+            &mut run.allocated,
+            &mut run.waiting,
+            &mut run.wasted,
+            &mut run.unused,
+        ] {
+            *sum *= scale;
+        }
+        for waits in run.waits.values_mut() {
+            waits.sort_by(f64::total_cmp);
+        }
+        run.moves *= 60.0 * MINUTE as f64 / (END - SINCE) as f64;
+        run.delayed = 100.0 * run.delayed / came.max(1) as f64;
+        run
+    }
+
     fn waited(&mut self, id: usize, kind: &'static str, time: u64) {
         let life = &self.lives[id];
-        if life.came >= self.since && life.job.gpus > 0 {
+        if life.came >= SINCE && life.job.gpus > 0 {
             let minutes = time as f64 / MINUTE as f64;
             self.run.waits.entry(kind).or_default().push(minutes);
         }
@@ -332,25 +416,26 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    pub(crate) fn new(jobs: &'a [Job], hosts: &[Host], load: f64, cards: u64) -> Result<Self> {
+    /// Pods that ask for this part of an empty cluster.
+    fn new(jobs: &'a [Job], load: f64, world: &World<'_>) -> Result<Self> {
         // What does not fit the empty cluster would wait for ever, under every policy.
-        let possible = |job: &&Job| hosts.iter().any(|host| host.fits(job));
+        let possible = |job: &&Job| world.hosts.iter().any(|host| host.fits(job));
         let jobs: Vec<&Job> = jobs.iter().filter(possible).collect();
         let demand: u64 = jobs.iter().map(|job| job.demand()).sum();
         if demand == 0 {
             bail!("no pod of the list asks for GPUs that these nodes have");
         }
         let mean = demand as f64 / jobs.len() as f64;
-        let gap = mean * MEAN_MS as f64 / (load * cards as f64);
+        let gap = mean * MEAN_MS as f64 / (load * world.cards as f64);
         Ok(Self { jobs, gap })
     }
 
-    pub(crate) fn draw(&self, random: &mut Random) -> Job {
+    fn draw(&self, random: &mut Random) -> Job {
         self.jobs[random.below(self.jobs.len())].clone()
     }
 
     /// Milliseconds until the next pod comes.
-    pub(crate) fn next(&self, random: &mut Random) -> u64 {
+    fn next(&self, random: &mut Random) -> u64 {
         (self.gap * random.exponential()).round().max(1.0) as u64
     }
 }
@@ -369,70 +454,22 @@ pub fn churn(
     let mut hosts = plan.workload.hosts.clone();
     random.shuffle(&mut hosts);
     hosts.truncate(plan.hosts.max(1));
-    let cards = 1000 * hosts.iter().map(|host| host.left.len() as u64).sum::<u64>();
-    let first = Source::new(&plan.workload.jobs, &hosts, plan.load, cards)?;
-    let second = match &plan.then {
-        Some(jobs) => Some(Source::new(jobs, &hosts, plan.load, cards)?),
-        None => None,
-    };
+    let mut world = World::new(plan, choice, seed, hosts);
+    let source = |jobs| Source::new(jobs, plan.load, &world);
+    let first = source(&plan.workload.jobs)?;
+    let second = plan.then.as_deref().map(source).transpose()?;
     let second = second.as_ref().unwrap_or(&first);
-    let known = [&plan.workload.jobs[..], plan.then.as_deref().unwrap_or(&[])].concat();
-    let (since, end) = (WARM * MEAN_MS, (WARM + MEASURED) * MEAN_MS);
-    let change = since + (end - since) / 2;
-    let mut world = World {
-        placer: choice.placer(
-            &hosts,
-            &known,
-            seed,
-            Settings {
-                keep: plan.keep,
-                evictable: plan.moving.map_or(0, |moving| moving.evictable),
-                empties: plan.moving.is_some_and(|moving| moving.empties),
-            },
-        ),
-        pods: vec![0; hosts.len()],
-        hosts,
-        choice,
-        lives: Vec::new(),
-        waiting: BTreeSet::new(),
-        ends: BinaryHeap::new(),
-        held: 0,
-        wanted: 0,
-        run: ChurnRun::default(),
-        since,
-        now: 0,
-        cards,
-        keeps: plan.keep.is_some(),
-        moving: plan.moving,
-        together: plan.together,
-        moved: VecDeque::new(),
-    };
-    if let Some((jobs, part)) = &plan.standing {
-        let stays = Source::new(jobs, &world.hosts, *part, cards)?;
-        let mut demand = 0;
-        while (demand as f64) < part * cards as f64 {
-            let job = stays.draw(&mut random);
-            demand += job.demand();
-            world.come(job, 2 * end)?;
-        }
-    }
-    // What is there at the start is what a cluster of this load would hold, part of its life spent.
-    let mut demand = 0;
-    while (demand as f64) < plan.load * cards as f64 {
-        let job = first.draw(&mut random);
-        demand += job.demand();
-        world.come(job, plan.lifetimes.rest(&mut random))?;
-    }
+    world.fill(&first, &mut random)?;
     let mut next = 0;
-    while world.now < end {
+    while world.now < END {
         let what = || format!("load {}, {choice}, seed {seed}", plan.load);
-        if !progress.goes_on(what, world.now as f64 / end as f64) {
+        if !progress.goes_on(what, world.now as f64 / END as f64) {
             return Ok(None);
         }
         if world
             .ends
             .peek()
-            .is_some_and(|Reverse((at, _))| *at <= next.min(end))
+            .is_some_and(|Reverse((at, _))| *at <= next.min(END))
         {
             if let Some(Reverse((at, id))) = world.ends.pop() {
                 world.pass(at)?;
@@ -440,38 +477,16 @@ pub fn churn(
             }
             continue;
         }
-        world.pass(next.min(end))?;
-        let source = if world.now < change { &first } else { second };
-        if world.now < end && next > 0 {
+        world.pass(next.min(END))?;
+        let source = if world.now < CHANGE { &first } else { second };
+        if world.now < END && next > 0 {
             let job = source.draw(&mut random);
             world.come(job, plan.lifetimes.whole(&mut random))?;
         }
         next = world.now + source.next(&mut random);
     }
-    for id in std::mem::take(&mut world.waiting) {
-        let (kind, waited) = (kind(&world.lives[id].job), end - world.lives[id].came);
-        world.waited(id, kind, waited);
-    }
-    let lives = world.lives.iter().filter(|life| life.came >= since);
-    let came: u64 = lives.map(|life| life.job.demand()).sum();
     progress.done();
-    let mut run = world.run;
-    let scale = 100.0 / (cards as f64 * (end - since) as f64);
-    run.unused_hours = run.unused / 1000.0 / (60.0 * MINUTE as f64);
-    for sum in [
-        &mut run.allocated,
-        &mut run.waiting,
-        &mut run.wasted,
-        &mut run.unused,
-    ] {
-        *sum *= scale;
-    }
-    for waits in run.waits.values_mut() {
-        waits.sort_by(f64::total_cmp);
-    }
-    run.moves *= 60.0 * MINUTE as f64 / (end - since) as f64;
-    run.delayed = 100.0 * run.delayed / came.max(1) as f64;
-    Ok(Some(run))
+    Ok(Some(world.finish()))
 }
 
 /// Runs the plan with all seeds, or with those that Ctrl-C lets.

@@ -159,50 +159,13 @@ async fn main() -> Result<()> {
 
     let running = host.agent(&cluster, &agent, "1").await?;
     allocatable(&nodes).await?;
-    println!(
-        "{CARDS} cards, {} processes, a look every second, {} s each; the library's reading of its own \
-         file counts as the agent's work",
-        CARDS * PROCESSES,
-        args.seconds
-    );
-    cost(
-        "nothing changes",
-        &args,
-        &client,
-        &running,
-        &mut host,
-        |_, _| Ok(()),
-    )
-    .await?;
-    let little = |host: &mut Host, second: u64| {
-        for gpu in &mut host.machine.gpus {
-            gpu.utilization = u32::try_from(second % 100).ok();
-            for process in &mut gpu.processes {
-                process.used_mib = Some(100 + second % 20);
-            }
-        }
-        host.show()
+    let meter = Meter {
+        seconds: args.seconds,
+        client,
+        agent: running,
     };
-    cost(
-        "memory and use change a little",
-        &args,
-        &client,
-        &running,
-        &mut host,
-        little,
-    )
-    .await?;
-    let much = |host: &mut Host, second: u64| host.stranger(1000 + second % 2 * 1000);
-    cost(
-        "strangers' memory changes every second",
-        &args,
-        &client,
-        &running,
-        &mut host,
-        much,
-    )
-    .await?;
-    drop(running);
+    meter.costs(&mut host).await?;
+    drop(meter);
 
     let kubeconfig = cluster
         .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
@@ -245,56 +208,87 @@ async fn allocatable(nodes: &Api<Node>) -> Result<()> {
     Ok(())
 }
 
-/// What the agent costs while `change` happens every second.
-async fn cost(
-    what: &str,
-    args: &Args,
-    client: &Client,
-    agent: &Agent,
-    host: &mut Host,
-    mut change: impl FnMut(&mut Host, u64) -> Result<()>,
-) -> Result<()> {
-    // What the change before left behind.
-    sleep(Duration::from_secs(3)).await;
-    let program = &agent.process;
-    let (cpu, writes, began) = (program.cpu()?, writes(client).await?, Instant::now());
-    let mut second = interval(Duration::from_secs(1));
-    for number in 0..args.seconds {
-        second.tick().await;
-        change(host, number)?;
-    }
-    second.tick().await;
-    let took = began.elapsed().as_secs_f64();
-    let (cpu, writes) = (program.cpu()? - cpu, self::writes(client).await? - writes);
-    println!(
-        "  {what}: {:.2} % of a core, {:.1} MiB resident, {writes:.0} writes to the API server, {:.0} an hour",
-        cpu / took * 100.0,
-        program.resident()?,
-        writes / took * 3600.0
-    );
-    Ok(())
+/// Measures what an agent costs.
+struct Meter {
+    seconds: u64,
+    client: Client,
+    agent: Agent,
 }
 
-/// Requests that wrote what an agent writes, by any client: no other does here.
-async fn writes(client: &Client) -> Result<f64> {
-    let request = hyper::Request::get("/metrics").body(Vec::new())?;
-    let metrics = client.request_text(request).await?;
-    let series = metrics
-        .lines()
-        .filter_map(|line| line.strip_prefix("apiserver_request_total{"));
-    let is_write = |labels: &str| {
-        let has = |name: &str, values: &[&str]| {
-            let mut values = values.iter();
-            values.any(|value| labels.contains(&format!("{name}=\"{value}\"")))
+impl Meter {
+    async fn costs(&self, host: &mut Host) -> Result<()> {
+        println!(
+            "{CARDS} cards, {} processes, a look every second, {} s each; the library's reading of its own \
+             file counts as the agent's work",
+            CARDS * PROCESSES,
+            self.seconds
+        );
+        self.cost("nothing changes", host, |_, _| Ok(())).await?;
+        let little = |host: &mut Host, second: u64| {
+            for gpu in &mut host.machine.gpus {
+                gpu.utilization = u32::try_from(second % 100).ok();
+                for process in &mut gpu.processes {
+                    process.used_mib = Some(100 + second % 20);
+                }
+            }
+            host.show()
         };
-        has("verb", &["APPLY", "PATCH", "POST", "PUT"])
-            && has("resource", &["gpunodes", "nodes", "pods", "events"])
-    };
-    let counts = series.filter_map(|line| line.rsplit_once("} "));
-    let counts = counts.filter(|(labels, _)| is_write(labels));
-    Ok(counts
-        .filter_map(|(_, count)| count.parse::<f64>().ok())
-        .sum())
+        self.cost("memory and use change a little", host, little)
+            .await?;
+        let much = |host: &mut Host, second: u64| host.stranger(1000 + second % 2 * 1000);
+        self.cost("strangers' memory changes every second", host, much)
+            .await
+    }
+
+    /// The cost while `change` happens every second.
+    async fn cost(
+        &self,
+        what: &str,
+        host: &mut Host,
+        mut change: impl FnMut(&mut Host, u64) -> Result<()>,
+    ) -> Result<()> {
+        // What the change before left behind.
+        sleep(Duration::from_secs(3)).await;
+        let program = &self.agent.process;
+        let (cpu, writes, began) = (program.cpu()?, self.writes().await?, Instant::now());
+        let mut second = interval(Duration::from_secs(1));
+        for number in 0..self.seconds {
+            second.tick().await;
+            change(host, number)?;
+        }
+        second.tick().await;
+        let took = began.elapsed().as_secs_f64();
+        let (cpu, writes) = (program.cpu()? - cpu, self.writes().await? - writes);
+        println!(
+            "  {what}: {:.2} % of a core, {:.1} MiB resident, {writes:.0} writes to the API server, {:.0} an hour",
+            cpu / took * 100.0,
+            program.resident()?,
+            writes / took * 3600.0
+        );
+        Ok(())
+    }
+
+    /// Requests that wrote what an agent writes, by any client: no other does here.
+    async fn writes(&self) -> Result<f64> {
+        let request = hyper::Request::get("/metrics").body(Vec::new())?;
+        let metrics = self.client.request_text(request).await?;
+        let series = metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix("apiserver_request_total{"));
+        let is_write = |labels: &str| {
+            let has = |name: &str, values: &[&str]| {
+                let mut values = values.iter();
+                values.any(|value| labels.contains(&format!("{name}=\"{value}\"")))
+            };
+            has("verb", &["APPLY", "PATCH", "POST", "PUT"])
+                && has("resource", &["gpunodes", "nodes", "pods", "events"])
+        };
+        let counts = series.filter_map(|line| line.rsplit_once("} "));
+        let counts = counts.filter(|(labels, _)| is_write(labels));
+        Ok(counts
+            .filter_map(|(_, count)| count.parse::<f64>().ok())
+            .sum())
+    }
 }
 
 /// From the change of the file to the extender's answer, the agent's pause included.

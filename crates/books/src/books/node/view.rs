@@ -3,6 +3,7 @@
 use gpustow_api::gpunode::Gpu;
 use gpustow_pack::{Bytes, Card, Compute, Lending, Mib, NodeGpus};
 
+use super::super::hold::Hold;
 use super::super::lending::lending;
 use super::Node;
 
@@ -23,29 +24,11 @@ impl Node {
     ) -> NodeGpus {
         let cards = self.report.iter().flat_map(|report| {
             let headroom = Mib(report.status.headroom_mib);
-            report
-                .status
-                .gpus
-                .iter()
-                .zip(&report.models)
-                .map(move |(gpu, &model)| (gpu, model, gpu.capacity(headroom)))
+            let gpus = report.status.gpus.iter().zip(&report.models);
+            gpus.map(move |(gpu, &model)| (gpu, model, gpu.capacity(headroom)))
         });
         let cards = cards.map(|(gpu, model, capacity)| {
-            // A pod that uses memory and holds none of it is a stranger until the agent reports otherwise:
-            // the processes of a pod that was deleted by force may live on.
-            let holds = |uid: &str| self.bound.get(uid).or_else(|| self.reserved.get(uid));
-            let excess = gpu
-                .pods
-                .iter()
-                .filter(|used| counts(&used.uid))
-                .map(|used| {
-                    let held = holds(&used.uid).map_or(Mib::ZERO, |hold| hold.on(&gpu.uuid));
-                    Mib(used.used_mib).minus(held)
-                });
-            let lent = self.borrowers(gpu).filter(|(uid, ..)| counts(uid));
-            let back = lent.filter(|(uid, ..)| repaid(&gpu.uuid, uid));
-            let back: Mib = back.map(|(_, held, used)| used.minus(held)).sum();
-            let excess = excess.sum::<Mib>().minus(back);
+            let excess = self.excess(gpu, &counts, |uid| repaid(&gpu.uuid, uid));
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.unmanaged_mib) + excess;
             let elsewhere = self.elsewhere.on(&gpu.uuid);
             let taken = taken + elsewhere.held;
@@ -70,7 +53,7 @@ impl Node {
                 limit: gpu.limit(),
                 lending: match self.settings.weighs_use {
                     true => lending(gpu, capacity, |uid| {
-                        let hold = holds(uid).filter(|_| counts(uid));
+                        let hold = self.hold(uid).filter(|_| counts(uid));
                         hold.map(|hold| hold.on(&gpu.uuid))
                     }),
                     false => Lending::default(),
@@ -98,6 +81,31 @@ impl Node {
             ram_free: ram_all.minus(holds().map(|hold| hold.ram).sum()),
             links: self.report.as_ref().and_then(|report| report.links.clone()),
         }
+    }
+
+    /// What the pods that `counts` accepts use of a card beyond what they hold there, but for those that `repaid` accepts.
+    fn excess(
+        &self,
+        gpu: &Gpu,
+        counts: impl Fn(&str) -> bool,
+        repaid: impl Fn(&str) -> bool,
+    ) -> Mib {
+        // A pod that uses memory and holds none of it is a stranger until the agent reports otherwise:
+        // the processes of a pod that was deleted by force may live on.
+        let counted = gpu.pods.iter().filter(|used| counts(&used.uid));
+        let excess = counted.map(|used| {
+            let hold = self.hold(&used.uid);
+            let held = hold.map_or(Mib::ZERO, |hold| hold.on(&gpu.uuid));
+            Mib(used.used_mib).minus(held)
+        });
+        let lent = self.borrowers(gpu).filter(|(uid, ..)| counts(uid));
+        let back = lent.filter(|(uid, ..)| repaid(uid));
+        let back = back.map(|(_, held, used)| used.minus(held));
+        excess.sum::<Mib>().minus(back.sum())
+    }
+
+    fn hold(&self, uid: &str) -> Option<&Hold> {
+        self.bound.get(uid).or_else(|| self.reserved.get(uid))
     }
 
     /// The compute of a card with MPS, if only the pods that `counts` accepts were there.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use gpustow_ledger::Config;
+use gpustow_sim::baselines::Choice;
 use gpustow_sim::churn::{
     ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table, unused_table,
 };
@@ -68,6 +69,70 @@ pub(crate) struct Args {
     together: Vec<Count>,
     #[command(flatten)]
     runs: Runs,
+}
+
+/// What differs from one run with a policy to the next.
+#[derive(Default, PartialEq)]
+struct Way {
+    after: Option<f64>,
+    per_hour: Option<usize>,
+    empties: bool,
+    together: Option<usize>,
+}
+
+impl Way {
+    fn all(args: &Args) -> Vec<Self> {
+        let mut ways = Vec::new();
+        for keep in &args.keep {
+            for moves in &args.moves {
+                let both = args.empty_nodes && moves.0.is_some();
+                let empties: &[bool] = if both { &[false, true] } else { &[false] };
+                for empties in empties {
+                    ways.extend(args.together.iter().map(|together| Self {
+                        after: keep.0,
+                        per_hour: moves.0,
+                        empties: *empties,
+                        together: together.0,
+                    }));
+                }
+            }
+        }
+        ways
+    }
+
+    /// Has the plan keep places and move pods this way.
+    fn set(&self, plan: &mut Plan, args: &Args) {
+        plan.together = self.together;
+        plan.moving = self.per_hour.map(|per_hour| Moving {
+            evictable: args.evictable.into(),
+            per_hour,
+            empties: self.empties,
+        });
+        plan.keep = self.after.map(|after| Keep {
+            after: lasting(after),
+            lasts: lasting(args.keep_for),
+            places: args.keep_reservations,
+            percent: args.keep_percent,
+        });
+    }
+
+    /// The name of a policy that is run this way.
+    fn name(&self, policy: Choice) -> String {
+        let mut name = policy.to_string();
+        if let Some(after) = self.after {
+            name += &format!(", keep {after}");
+        }
+        if let Some(per_hour) = self.per_hour {
+            name += &format!(", move {per_hour}");
+        }
+        if self.empties {
+            name += ", empty";
+        }
+        if let Some(together) = self.together {
+            name += &format!(", together {together}");
+        }
+        name
+    }
 }
 
 /// A number of minutes, or none.
@@ -140,69 +205,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         moving: None,
         together: None,
     };
-    let runs = args.load.len().saturating_mul(args.keep.len());
-    let empties: &[bool] = if args.empty_nodes {
-        &[false, true]
-    } else {
-        &[false]
-    };
-    let moves = args.moves.iter().flat_map(|moves| {
-        let empties = empties
-            .iter()
-            .filter(|empties| !**empties || moves.0.is_some());
-        empties.map(|empties| (moves.0, *empties))
-    });
-    let moves: Vec<(Option<usize>, bool)> = moves.collect();
-    let runs = runs.saturating_mul(moves.len());
-    let runs = runs.saturating_mul(args.together.len());
+    let ways = Way::all(args);
+    let runs = args.load.len().saturating_mul(ways.len());
     let mut progress = Progress::new(args.runs.count().saturating_mul(runs));
     let mut summaries = Vec::new();
     for load in &args.load {
         plan.load = *load;
-        let ways = args.runs.policy.iter();
-        let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
-        let ways = ways.flat_map(|way| moves.iter().map(move |moves| (way, *moves)));
-        let ways = ways.flat_map(|way| args.together.iter().map(move |count| (way, count.0)));
-        for (((policy, after), (per_hour, empties)), together) in ways {
-            plan.together = together;
-            let evictable = args.evictable.into();
-            plan.moving = per_hour.map(|per_hour| Moving {
-                evictable,
-                per_hour,
-                empties,
-            });
-            plan.keep = after.map(|after| Keep {
-                after: lasting(after),
-                lasts: lasting(args.keep_for),
-                places: args.keep_reservations,
-                percent: args.keep_percent,
-            });
-            let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;
-            let mut name = policy.to_string();
-            if let Some(after) = after {
-                name += &format!(", keep {after}");
-            }
-            if let Some(per_hour) = per_hour {
-                name += &format!(", move {per_hour}");
-            }
-            if empties {
-                name += ", empty";
-            }
-            if let Some(together) = together {
-                name += &format!(", together {together}");
-            }
-            if !runs.is_empty() {
-                summaries.push((*load, name, ChurnSummary::of(&runs)));
+        for policy in &args.runs.policy {
+            for way in &ways {
+                way.set(&mut plan, args);
+                let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;
+                if !runs.is_empty() {
+                    summaries.push((*load, way.name(*policy), ChurnSummary::of(&runs)));
+                }
             }
         }
     }
     match args.runs.output {
         Output::Table => {
             print!("{}", churn_table(&summaries));
-            let mut numbers = args.moves.iter().chain(&args.together);
-            if numbers.any(|number| number.0.is_some())
-                || args.keep.iter().any(|keep| keep.0.is_some())
-            {
+            if ways.iter().any(|way| *way != Way::default()) {
                 print!("\n{}", sizes_table(&summaries));
             }
             if args.empty_nodes {

@@ -111,6 +111,20 @@ impl Way {
         }
     }
 
+    /// kube-scheduler's.
+    fn config(self, args: &Args, extender: Option<&Extender>) -> Result<SchedulerConfig> {
+        let config = match extender {
+            Some(extender) => config(args)?.with_extender(&extender.url)?,
+            None => config(args)?.without_extender()?,
+        };
+        match self {
+            Self::Alone => config.with(PERCENTAGE, 0),
+            Self::With(Some(percentage)) => config.with(PERCENTAGE, percentage),
+            Self::Beside(_, backoff, _) => config.with("podMaxBackoffSeconds", backoff),
+            Self::With(None) => Ok(config),
+        }
+    }
+
     /// Those to run, the one that others are compared with first.
     fn all(args: &Args) -> Vec<Self> {
         match args.waiting {
@@ -315,35 +329,21 @@ async fn run(
     kubeconfig: &Path,
     way: Way,
 ) -> Result<Round> {
-    let mut config = config(args)?;
     let extender = match way {
         Way::With(_) | Way::Beside(..) => Some(extender(args, cluster, kubeconfig, &[]).await?),
         Way::Alone => None,
     };
-    config = match &extender {
-        Some(extender) => config.with_extender(&extender.url)?,
-        None => config.without_extender()?,
-    };
-    config = match way {
-        Way::Alone => config.with(PERCENTAGE, 0)?,
-        Way::With(Some(percentage)) => config.with(PERCENTAGE, percentage)?,
-        Way::Beside(_, backoff, _) => config.with("podMaxBackoffSeconds", backoff)?,
-        Way::With(None) => config,
-    };
-
+    let config = way.config(args, extender.as_ref())?;
     let mut binds = Binds::of(case.pods(), None).await?;
-    let (scheduler, mut first) = match way {
-        Way::Beside(waiting, _, priority) => {
-            let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
-            wait_unbound(cluster, case, waiting, priority).await?;
-            (scheduler, Some(Instant::now()))
-        }
-        _ => {
-            backlog(case, args.pods).await?;
-            let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
-            (scheduler, None)
-        }
-    };
+    if !matches!(way, Way::Beside(..)) {
+        backlog(case, args.pods).await?;
+    }
+    let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
+    let mut first = None;
+    if let Way::Beside(waiting, _, priority) = way {
+        wait_unbound(cluster, case, waiting, priority).await?;
+        first = Some(Instant::now());
+    }
     let before = cpu(cluster, &scheduler, extender.as_ref())?;
     let called = calls(extender.as_ref()).await?;
     if let Way::Beside(..) = way {

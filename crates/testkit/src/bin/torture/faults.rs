@@ -101,6 +101,7 @@ impl Ours {
             | Self::Refused429
             | Self::Refused500 => {}
         }
+        let refused = |status| Some(machine.proxy.rule(write, Action::Fail(status)));
         let rule = match self {
             Self::CutOff => Some(machine.proxy.rule(|_, _| true, Action::Cut)),
             Self::RepliesLate => {
@@ -108,14 +109,8 @@ impl Ours {
                 Some(machine.proxy.rule(|_, _| true, late))
             }
             Self::RepliesLost => Some(machine.proxy.rule(write, Action::DropReply)),
-            Self::Refused429 => {
-                let refused = Action::Fail(StatusCode::TOO_MANY_REQUESTS);
-                Some(machine.proxy.rule(write, refused))
-            }
-            Self::Refused500 => {
-                let refused = Action::Fail(StatusCode::INTERNAL_SERVER_ERROR);
-                Some(machine.proxy.rule(write, refused))
-            }
+            Self::Refused429 => refused(StatusCode::TOO_MANY_REQUESTS),
+            Self::Refused500 => refused(StatusCode::INTERNAL_SERVER_ERROR),
             _ => None,
         };
         if self == Self::CutOff {

@@ -15,6 +15,8 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::Args;
+
 /// Cards of a node and their size in MiB.
 pub(crate) const CARDS: [u64; 2] = [16_384; 2];
 /// What a pod asks for of each card, in turn by draw.
@@ -90,18 +92,11 @@ pub(crate) async fn watch(mut binds: Binds, story: Arc<Story>) {
 
 /// Creates pods and gangs and deletes them after a while, for as long as it is polled. `has_pod_groups`: the API server
 /// serves PodGroups; otherwise labels name the gangs.
-pub(crate) async fn traffic(
-    case: Case,
-    story: Arc<Story>,
-    seed: u64,
-    rate: f64,
-    pods: usize,
-    has_pod_groups: bool,
-) {
-    let mut dice = fastrand::Rng::with_seed(seed);
+pub(crate) async fn traffic(case: Case, story: Arc<Story>, args: Args, has_pod_groups: bool) {
+    let mut dice = fastrand::Rng::with_seed(args.seed);
     // A gang goes as a whole.
     let mut alive: HashMap<String, Instant> = HashMap::new();
-    let mut pace = interval(Duration::from_secs_f64(1.0 / rate));
+    let mut pace = interval(Duration::from_secs_f64(1.0 / args.rate));
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for number in 0_usize.. {
         pace.tick().await;
@@ -116,7 +111,7 @@ pub(crate) async fn traffic(
                 _ => drop(alive.remove(&name)),
             }
         }
-        if alive.len() >= pods {
+        if alive.len() >= args.pods {
             continue;
         }
         let until = Instant::now() + Duration::from_secs(dice.u64(20..240));

@@ -29,7 +29,7 @@ const TEND_EVERY: Duration = Duration::from_secs(5);
 const WIDTH: usize = 16;
 
 /// Torture gpustow on a real control plane.
-#[derive(Parser)]
+#[derive(Clone, Parser)]
 struct Args {
     /// Minutes of faults
     #[arg(long, default_value_t = 60.0)]
@@ -100,16 +100,8 @@ async fn main() -> Result<()> {
     let watching = tokio::spawn(load::watch(binds, story.clone()));
     let reporting = tokio::spawn(load::heartbeats(case.clone(), nodes.clone()));
     let looking = tokio::spawn(load::looks(case.clone(), story.clone()));
-    let (seed, rate, pods) = (args.seed, args.rate, args.pods);
     let has_pod_groups = kubernetes_minor().await? >= 37;
-    let coming = load::traffic(
-        case.clone(),
-        story.clone(),
-        seed,
-        rate,
-        pods,
-        has_pod_groups,
-    );
+    let coming = load::traffic(case.clone(), story.clone(), args.clone(), has_pod_groups);
     let coming = tokio::spawn(coming);
     {
         let ours = torture_ours(&args, &machines, &builds, began, end);
