@@ -212,7 +212,8 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about_object(cluster, pod, facts);
     why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Asks::Unreadable(bad) = &facts.asks {
-        return refused(cluster, facts, bad.to_string());
+        (why.verdict, why.summary) = (Verdict::Invalid, bad.to_string());
+        return why;
     }
     let views = cluster.views();
     let trial = try_pod(cluster, &views, facts);

@@ -20,7 +20,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ),
     ("extender", &["."], 9_148),
     ("testkit", &["crates/testkit"], 7_081),
-    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_345),
+    ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_346),
     ("agent", &["crates/agent"], 5_809),
     ("api", &["crates/api"], 4_581),
     ("sim", &["crates/sim"], 4_177),

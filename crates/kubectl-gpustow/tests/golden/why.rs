@@ -328,3 +328,20 @@ async fn percentage_is_of_each_gpu_that_is_named() -> Result<()> {
     ensure!(said.contains(": 0 free, 5.9Gi short; fits once"), "{text}");
     Ok(())
 }
+
+#[tokio::test]
+async fn misspelt_annotation_of_a_pod_that_cannot_be_read_is_named() -> Result<()> {
+    let mut pod = waiting("p", "0/1 nodes are available: 1 gpu-count is no number.");
+    pod["metadata"]["annotations"] =
+        json!({ "gpustow.dev/gpu-count": "two", "gpustow.dev/exlusive": "true" });
+    let files = Files::new("misspelt", &[pod])?;
+    let (_, printed) = files.ask("why -n ops p").await?;
+    for text in [
+        "gpustow.dev/gpu-count",
+        "gpustow.dev/exlusive",
+        "gpustow.dev/exclusive",
+    ] {
+        ensure!(printed.contains(text), "no {text}:\n{printed}");
+    }
+    Ok(())
+}
