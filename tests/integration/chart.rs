@@ -1,5 +1,7 @@
 //! What the Helm chart refuses, and what it says: it renders nothing that the programs would not start with.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use gpustow_api::config::GpustowConfigSpec;
@@ -146,13 +148,7 @@ async fn notes(args: &[&str]) -> Result<String> {
 #[tokio::test]
 async fn the_notes_say_which_switches_are_on_and_what_they_may_do() -> Result<()> {
     let plain = notes(&[]).await?;
-    let example = format!(
-        "gpustow/v{}/manifests/examples/inference-pod.yaml",
-        env!("CARGO_PKG_VERSION")
-    );
-    for part in ["kubectl gpustow check", &example] {
-        ensure!(plain.contains(part), "{plain}");
-    }
+    ensure!(plain.contains("kubectl gpustow check"), "{plain}");
     ensure!(
         plain.contains("gpustow DELETES pods of lower priority"),
         "{plain}"
@@ -177,6 +173,21 @@ async fn the_notes_say_which_switches_are_on_and_what_they_may_do() -> Result<()
     ] {
         let notes = notes(sets).await?;
         ensure!(notes.contains(said), "{sets:?}: {notes}");
+    }
+    Ok(())
+}
+
+/// The pod of the notes is the example, so that no link can be dead.
+#[tokio::test]
+async fn the_notes_hold_the_first_pod_with_the_resource_of_the_installation() -> Result<()> {
+    let example = Path::new(&chart()).join("../examples/first-pod.yaml");
+    let example = std::fs::read_to_string(example)?;
+    for resource in [names::GPU_MEM, "example.com/gpu-mem"] {
+        let notes = notes(&[&format!("--set=resourceName={resource}")]).await?;
+        let (_, after) = notes.split_once("<<'EOF'\n").context(notes.clone())?;
+        let (pod, _) = after.split_once("EOF\n").context(notes.clone())?;
+        ensure!(pod == example.replace(names::GPU_MEM, resource), "{notes}");
+        ensure!(!notes.contains("https://"), "{notes}");
     }
     Ok(())
 }

@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn whole_gpus_run_at_most_one_pod_each() {
-        let workload = Workload::new(Mix::Small, 42, 6, 420);
+        let workload = Workload::new(Mix::Small, &[], 42, 6, 420);
         let mut whole = Cluster::new(Sharing::Whole, &workload);
         for hour in 1..=12 {
             whole.live(Duration::from_secs(hour * 3600));
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn time_slicing_starts_pods_that_find_no_memory() {
-        let workload = Workload::new(Mix::Small, 42, 6, 420);
+        let workload = Workload::new(Mix::Small, &[], 42, 6, 420);
         let mut sliced = Cluster::new(Sharing::TimeSlicing, &workload);
         sliced.live(SPAN);
         assert!(sliced.failed() > 0);

@@ -7,6 +7,7 @@ mod animation;
 mod api_server;
 mod device_plugin;
 mod drawing;
+mod openb;
 mod picture;
 mod progress;
 mod report;
@@ -23,7 +24,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
 use gpustow_pack::PolicyKind;
 use gpustow_simworld::repeat;
@@ -71,6 +72,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t)]
     workload: Mix,
 
+    /// Take the pods of --workload openb from this list, or from openb_pod_list_default.csv in this folder
+    #[arg(long, value_name = "FILE")]
+    openb: Option<PathBuf>,
+
     /// Write an animated picture (SVG) of the policy beside whole GPUs
     #[arg(long, value_name = "FILE", conflicts_with = "seeds")]
     pub picture: Option<PathBuf>,
@@ -78,8 +83,14 @@ pub struct Args {
 
 impl Args {
     fn workload(&self, seed: u64) -> Result<Workload> {
-        let pods = usize::try_from(self.pods)?;
-        Ok(Workload::new(self.workload, seed, self.nodes.into(), pods))
+        let trace = match (self.workload, &self.openb) {
+            (Mix::Openb, Some(path)) => openb::read(path)?,
+            (Mix::Openb, None) => bail!(openb::MISSING),
+            (_, Some(_)) => bail!("--openb needs --workload openb"),
+            (_, None) => Vec::new(),
+        };
+        let (nodes, pods) = (self.nodes.into(), usize::try_from(self.pods)?);
+        Ok(Workload::new(self.workload, &trace, seed, nodes, pods))
     }
 
     fn compared(&self) -> &[PolicyKind] {

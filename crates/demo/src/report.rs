@@ -128,10 +128,9 @@ fn table(rows: &[Row]) -> Vec<String> {
 
 /// What is simulated.
 pub(crate) fn heading(args: &Args, workload: &Workload) -> String {
-    let Args {
-        nodes, pods, seed, ..
-    } = args;
+    let Args { nodes, seed, .. } = args;
     let (span, gpus, description) = (clock(SPAN), workload.gpus, &workload.description);
+    let pods = workload.pods.len();
     format!(
         "{span} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n{description}"
     )

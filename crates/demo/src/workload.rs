@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use gpustow_api::names;
+use gpustow_sim::trace::TracePod;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
+
+use super::openb;
 
 /// Virtual time from the first pod to the end.
 pub(crate) const SPAN: Duration = Duration::from_secs(12 * 3600);
@@ -16,7 +19,9 @@ pub(crate) const RAMP: Duration = Duration::from_secs(2 * 3600);
 /// Part of the pods that come while it fills.
 const RAMP_PODS: f64 = 0.35;
 /// Σ MiB × run time of the pods ÷ Σ MiB × time of the cards: more than fits.
-const LOAD: f64 = 1.05;
+pub(crate) const LOAD: f64 = 1.05;
+/// Steps to the run times that make that load.
+const STEPS: usize = 32;
 /// Namespace of the pods.
 pub(crate) const NAMESPACE: &str = "demo";
 /// The node label that notebooks prefer a value of.
@@ -90,20 +95,15 @@ pub(crate) enum Mix {
     Small,
     /// Most pods need most of a GPU, and some 8 GPUs; all nodes have 8 GPUs of 80 GiB
     Large,
+    /// Pods of a list of Alibaba's openb trace, by --openb; all nodes have 8 GPUs of 80 GiB
+    Openb,
 }
 
 impl Mix {
-    fn kinds(self) -> &'static [Kind] {
-        match self {
-            Self::Small => &KINDS,
-            Self::Large => &LARGE,
-        }
-    }
-
     fn nodes(self, count: usize) -> impl Iterator<Item = &'static Hardware> {
         let different = match self {
             Self::Small => NODES.len(),
-            Self::Large => 1,
+            Self::Large | Self::Openb => 1,
         };
         NODES.iter().take(different).cycle().take(count)
     }
@@ -175,46 +175,61 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// The same for the same arguments.
-    pub(crate) fn new(mix: Mix, seed: u64, nodes: usize, pods: usize) -> Self {
+    /// The same for the same arguments. `trace` has the pods of [`Mix::Openb`].
+    pub(crate) fn new(mix: Mix, trace: &[TracePod], seed: u64, nodes: usize, pods: usize) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let hardware = || mix.nodes(nodes);
         let cards = || hardware().flat_map(|node| node.cards);
         let capacity: u64 = cards().map(|(_, mib)| mib).sum();
-        let mut times: Vec<Duration> = (0..pods)
-            .map(|_| match random.random_bool(RAMP_PODS) {
-                true => RAMP.mul_f64(random.random()),
-                false => RAMP + (SPAN - RAMP).mul_f64(random.random()),
-            })
-            .collect();
-        times.sort_unstable();
-        let mut demand = 0.0;
-        let mut drawn: Vec<Arrival> = times
-            .into_iter()
-            .zip(0..)
-            .map(|(at, number)| {
-                let (arrival, mib) = arrival(mix.kinds(), &mut random, number, at);
-                demand += arrival.runs_for.mul_f64(mib).as_secs_f64();
-                arrival
-            })
-            .collect();
-        // Run times are drawn around one second; now they get the length that makes the load.
-        let offered = SPAN.mul_f64(LOAD).as_secs_f64() * capacity as f64;
-        for arrival in &mut drawn {
-            let run = arrival.runs_for.as_secs_f64() * offered / demand;
-            arrival.runs_for = Duration::from_secs_f64(run.min(SPAN.as_secs_f64()));
-        }
+        let (drawn, description) = match mix {
+            Mix::Small => draw(&KINDS, &mut random, pods),
+            Mix::Large => draw(&LARGE, &mut random, pods),
+            Mix::Openb => openb::draw(trace, &mut random, pods),
+        };
         Self {
             nodes: hardware().enumerate().map(|(n, it)| node(n, *it)).collect(),
-            pods: drawn,
+            pods: lengthen(drawn, capacity as f64),
             gpus: cards().count(),
-            description: describe(mix, cards()),
+            description: format!("GPUs: {}. Pods: {description}", models(cards())),
         }
     }
 }
 
-/// The GPUs, and the pods.
-fn describe(mix: Mix, cards: impl Iterator<Item = &'static (&'static str, u64)>) -> String {
+/// Pods with the MiB that each holds, and what they are, in words.
+pub(crate) type Drawn = (Vec<(Arrival, f64)>, String);
+
+/// Scales the run times of pods to the load. None becomes longer than the span.
+fn lengthen(mut drawn: Vec<(Arrival, f64)>, capacity: f64) -> Vec<Arrival> {
+    let span = SPAN.as_secs_f64();
+    let run = |pod: &Arrival, factor: f64| (pod.runs_for.as_secs_f64() * factor).min(span);
+    let mut factor = 1.0;
+    // Run times that the span bounds take from the load, so that each step gets closer to it.
+    for _ in 0..STEPS {
+        let demand = drawn.iter().map(|(pod, mib)| run(pod, factor) * mib);
+        factor *= span * LOAD * capacity / demand.sum::<f64>();
+    }
+    for (pod, _) in &mut drawn {
+        pod.runs_for = Duration::from_secs_f64(run(pod, factor));
+    }
+    drawn.into_iter().map(|(pod, _)| pod).collect()
+}
+
+/// Pods of these kinds.
+fn draw(kinds: &'static [Kind], random: &mut StdRng, pods: usize) -> Drawn {
+    let mut times: Vec<Duration> = (0..pods)
+        .map(|_| match random.random_bool(RAMP_PODS) {
+            true => RAMP.mul_f64(random.random()),
+            false => RAMP + (SPAN - RAMP).mul_f64(random.random()),
+        })
+        .collect();
+    times.sort_unstable();
+    let times = times.into_iter().zip(0..);
+    let drawn = times.map(|(at, number)| arrival(kinds, random, number, at));
+    (drawn.collect(), describe(kinds))
+}
+
+/// The number of GPUs of each model.
+fn models(cards: impl Iterator<Item = &'static (&'static str, u64)>) -> String {
     let mut gpus: Vec<(usize, &str)> = Vec::new();
     for (model, _) in cards {
         match gpus.iter_mut().find(|(_, known)| known == model) {
@@ -223,17 +238,17 @@ fn describe(mix: Mix, cards: impl Iterator<Item = &'static (&'static str, u64)>)
         }
     }
     let gpus = gpus.iter().map(|(count, model)| format!("{count} {model}"));
-    let pods = mix.kinds().iter().map(|kind| {
+    gpus.collect::<Vec<_>>().join(", ")
+}
+
+fn describe(kinds: &[Kind]) -> String {
+    let pods = kinds.iter().map(|kind| {
         let (gpus, (least, most)) = (kind.gpus, kind.gib);
-        let gpus = if gpus > 1 {
-            format!("{gpus} × ")
-        } else {
-            String::new()
-        };
+        let several = (gpus > 1).then(|| format!("{gpus} × "));
+        let gpus = several.unwrap_or_default();
         format!("{} % {} {gpus}{least} to {most} GiB", kind.share, kind.name)
     });
-    let (gpus, pods) = (gpus.collect::<Vec<_>>(), pods.collect::<Vec<_>>());
-    format!("GPUs: {}. Pods: {}.", gpus.join(", "), pods.join(", "))
+    pods.collect::<Vec<_>>().join(", ") + "."
 }
 
 /// A pod, and the MiB that it holds.
@@ -253,24 +268,7 @@ fn arrival(
     let gib = random.random_range(kind.gib.0..=kind.gib.1);
     let mib = gib * 1024 * kind.gpus as u64;
     let name = format!("{}-{number:03}", kind.name);
-    let mut pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "annotations": {}},
-        "spec": {
-            "schedulerName": names::SCHEDULER,
-            "priority": kind.priority,
-            "containers": [{
-                "name": "main",
-                "resources": {
-                    "requests": {"cpu": "2", "memory": "8Gi"},
-                    "limits": {names::GPU_MEM: mib.to_string()},
-                },
-            }],
-        },
-    });
-    if kind.gpus > 1 {
-        pod["metadata"]["annotations"][names::GPU_COUNT] = kind.gpus.to_string().into();
-    }
+    let mut pod = pod(&name, kind.gpus, mib, kind.priority);
     if kind.exclusive {
         pod["metadata"]["annotations"][names::EXCLUSIVE] = "true".into();
     }
@@ -298,6 +296,29 @@ fn arrival(
         mib
     };
     (arrival, held as f64)
+}
+
+/// The Pod as a user writes it, with so many MiB in all.
+pub(crate) fn pod(name: &str, gpus: usize, mib: u64, priority: i32) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "annotations": {}},
+        "spec": {
+            "schedulerName": names::SCHEDULER,
+            "priority": priority,
+            "containers": [{
+                "name": "main",
+                "resources": {
+                    "requests": {"cpu": "2", "memory": "8Gi"},
+                    "limits": {names::GPU_MEM: mib.to_string()},
+                },
+            }],
+        },
+    });
+    if gpus > 1 {
+        pod["metadata"]["annotations"][names::GPU_COUNT] = gpus.to_string().into();
+    }
+    pod
 }
 
 fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> Host {
@@ -328,14 +349,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload() {
-        let one = Workload::new(Mix::Small, 7, 6, 50);
-        assert_eq!(one, Workload::new(Mix::Small, 7, 6, 50));
-        assert_ne!(one, Workload::new(Mix::Small, 8, 6, 50));
+        let one = Workload::new(Mix::Small, &[], 7, 6, 50);
+        assert_eq!(one, Workload::new(Mix::Small, &[], 7, 6, 50));
+        assert_ne!(one, Workload::new(Mix::Small, &[], 8, 6, 50));
     }
 
     #[test]
     fn pods_come_in_order_within_the_span() {
-        let workload = Workload::new(Mix::Small, 1, 3, 200);
+        let workload = Workload::new(Mix::Small, &[], 1, 3, 200);
         assert_eq!((workload.pods.len(), workload.gpus), (200, 16));
         assert!(workload.pods.is_sorted_by_key(|pod| pod.at));
         assert!(

@@ -1,5 +1,6 @@
 //! The demo as its users run it, without a terminal.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -173,5 +174,70 @@ fn progress_is_told_from_the_start_on() -> Result<()> {
         pods.starts_with("GPUs: 8 H100 80 GiB. Pods: 22 % embed 3 to 6 GiB, "),
         "{pods}"
     );
+    Ok(())
+}
+
+/// A list in the form of openb: a pod per minute, one without a GPU, one of 8 GPUs, and others with a part of a GPU.
+fn list() -> String {
+    let row = |number: u32| {
+        let (gpus, milli) = match number {
+            0 => (0, 0),
+            1 => (8, 1000),
+            _ => (1, 250),
+        };
+        let (from, to) = (60 * number, 60 * number + 600);
+        format!("pod-{number},1000,1024,{gpus},{milli},,{from},{to}\n")
+    };
+    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n";
+    std::iter::once(head.to_owned())
+        .chain((0..61).map(row))
+        .collect()
+}
+
+#[test]
+fn pods_of_a_trace_are_scaled_to_the_span_and_to_the_gpus() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("openb_pod_list_default.csv");
+    std::fs::write(&file, list())?;
+    let run = |path: &Path, pods| {
+        let path = path.to_str().context("path")?;
+        printed(&["--nodes=2", "--workload=openb", pods, "--openb", path])
+    };
+    let text = run(&file, "--pods=100")?;
+    let mut lines = text.lines();
+    let heading = "12:00 h with 60 pods on 2 nodes with 16 GPUs, seed 42";
+    assert_eq!(lines.next(), Some(heading));
+    let description = "GPUs: 16 H100 80 GiB. Pods: 60 consecutive ones of 60 GPU pods in the list, 98 % of them with a \
+        part of a GPU. Their 1.0 h are scaled to 12 h, 1000 gpu_milli to 80 GiB. Run times are scaled to request \
+        105 % of the GPUs' memory, 12 h at most.";
+    assert_eq!(lines.next(), Some(description));
+    assert!(text.contains("No GPU was over-committed, no pod was lost."));
+    assert_eq!(text, run(folder.path(), "--pods=100")?);
+    let text = run(&file, "--pods=20")?;
+    assert!(
+        text.contains("20 consecutive ones of 60 GPU pods"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn demo_without_the_trace_names_its_source_and_the_flag() -> Result<()> {
+    for (args, said) in [
+        (
+            &["--workload=openb"][..],
+            "https://github.com/alibaba/clusterdata",
+        ),
+        (&["--workload=openb"], "add --openb FILE"),
+        (
+            &["--workload=openb", "--openb=/no/list.csv"],
+            "cannot read /no/list.csv",
+        ),
+        (&["--openb=list.csv"], "--openb needs --workload openb"),
+    ] {
+        let output = demo(args).output()?;
+        let error = String::from_utf8(output.stderr)?;
+        assert!(!output.status.success() && error.contains(said), "{error}");
+    }
     Ok(())
 }

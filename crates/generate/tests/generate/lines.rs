@@ -27,7 +27,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_964),
-    ("demo", &["crates/demo"], 1_765),
+    ("demo", &["crates/demo"], 1_842),
     ("inspect", &["crates/inspect"], 1_792),
     ("simulated NVML", &["crates/fake-nvml"], 1_237),
     ("generate", &["crates/generate"], 998),
