@@ -39,7 +39,7 @@ pub(crate) fn draw(trace: &[TracePod], random: &mut StdRng, pods: usize) -> Draw
     let drawn = trace.iter().skip(first).take(pods);
     let created = |pod: &TracePod| pod.lived.unwrap_or_default().0;
     let from = drawn.clone().next().map_or(0, created);
-    let lasted = drawn.clone().last().map_or(0, created) - from;
+    let lasted = drawn.clone().next_back().map_or(0, created) - from;
     let arrival = |(number, of): (usize, &TracePod)| {
         let (created, deleted) = of.lived.unwrap_or_default();
         let kind = if of.gpu_milli < 1000 { "part" } else { "whole" };
