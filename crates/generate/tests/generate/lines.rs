@@ -19,7 +19,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         15_856,
     ),
     ("extender", &["."], 9_148),
-    ("testkit", &["crates/testkit"], 7_081),
+    ("testkit", &["crates/testkit"], 7_079),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_346),
     ("agent", &["crates/agent"], 5_809),
     ("api", &["crates/api"], 4_581),

@@ -276,13 +276,11 @@ impl Running {
             .collect()
     }
 
-    /// Kills and starts each process.
+    /// Kills and starts each process but the webhook, of which another replica answers in a cluster.
     pub(crate) fn restart(&self) -> Result<()> {
-        for (_, process) in &self.processes {
-            process.kill9();
-        }
-        let mut all = self.processes.iter();
-        all.try_for_each(|(_, process)| process.restart())
+        let all = self.processes.iter().filter(|(name, _)| *name != "webhook");
+        all.clone().for_each(|(_, process)| process.kill9());
+        all.map(|(_, process)| process.restart()).collect()
     }
 
     /// The error with how each process does.
