@@ -46,7 +46,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 # Cases of tests/integration that need programs of others which take long to build, or an earlier build of ours.
 BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashboard::every_query
 # Cases that need Kubernetes 1.37: test-versions runs them on it.
-GANGS := gang_binding:: gang_faults:: gang_preemption:: control_plane::gangs
+GANGS := gang_binding:: gang_faults:: gang_preemption:: gang_tables:: control_plane::gangs
 # Cases of tests/simulate without a control plane.
 WORLDS_ALONE := of_300_servers a_world_ every_world_
 NOT_CLUSTER := $(BESIDE) $(WORLDS_ALONE) $(if $(filter 1.37,$(KUBERNETES)),,$(GANGS))

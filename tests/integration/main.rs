@@ -32,6 +32,8 @@ mod gang_binding;
 mod gang_faults;
 mod gang_labels;
 mod gang_preemption;
+mod gang_rig;
+mod gang_tables;
 mod gpunodes;
 mod helm;
 mod history;

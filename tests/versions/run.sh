@@ -52,6 +52,8 @@ a successor deletes the rest of them|gang_preemption::successor_goes_on_between_
 a gang on two kinds of node|gang_binding::gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits|1.37
 a pod of a gang goes before its bind|gang_faults::gang_goes_on_with_another_pod_if_one_is_deleted_before_its_bind|1.37
 a successor binds the rest of a gang|gang_faults::successor_binds_the_rest_of_a_gang|1.37
+Kubernetes' own table: groups preempt|gang_tables::pods_are_preempted_for_groups_as_in_kubernetes_own_table|1.37
+Kubernetes' own table: groups are bound|gang_tables::groups_are_scheduled_as_in_kubernetes_own_table|1.37
 a recreated group is another|gang_binding::group_created_again_under_its_name_is_bound|1.37
 the simulated world's gangs are real|control_plane::gangs_are_asked_about_as_by_the_real_scheduler|1.37
 a GPU goes to a claim and back|claims::a_whole_gpu_is_released_to_a_claim_that_waits_and_returns_to_the_pods|1.36
