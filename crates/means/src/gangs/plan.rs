@@ -218,7 +218,7 @@ impl<'s, 'p> Kinds<'s, 'p> {
             return known.clone();
         }
         let nodes = self.sight.books.with_room(Mib::ZERO);
-        let nodes = nodes.filter(|name| self.sight.is_there(name) && self.sight.may_fit(name, pod));
+        let nodes = nodes.filter(|name| self.sight.may_fit(name, pod));
         let most = if self.rest.len() < RESTS {
             self.most
         } else {
@@ -321,14 +321,8 @@ impl Sight<'_> {
         }
     }
 
-    /// Kubernetes deletes the report of a node some time after the node.
-    fn is_there(&self, name: &str) -> bool {
-        let node = self.books.node(name);
-        node.is_some_and(|node| node.facts().is_some())
-    }
-
     /// Nodes of the cluster that have room for such a pod, at most so many, best first; none that was rejected for it if
-    /// it `heeds` that, and none of which only a report is left. And how many were compared.
+    /// it `heeds` that. And how many were compared.
     fn roomy(
         &self,
         pod: &PodFacts,
@@ -347,8 +341,7 @@ impl Sight<'_> {
                 break;
             }
             let is_rejected = || heeds && self.evidence(pod, name) == Evidence::Rejected;
-            if self.is_there(name)
-                && self.may_fit(name, pod)
+            if self.may_fit(name, pod)
                 && !is_rejected()
                 && let Ok(choice) = trial.fit(pod, name, None, Host::Beside, budget)
             {
