@@ -278,9 +278,9 @@ impl Running {
 
     /// Kills and starts each process but the webhook, of which another replica answers in a cluster.
     pub(crate) fn restart(&self) -> Result<()> {
-        let all = self.processes.iter().filter(|(name, _)| *name != "webhook");
+        let mut all = self.processes.iter().filter(|(name, _)| *name != "webhook");
         all.clone().for_each(|(_, process)| process.kill9());
-        all.map(|(_, process)| process.restart()).collect()
+        all.try_for_each(|(_, process)| process.restart())
     }
 
     /// The error with how each process does.
