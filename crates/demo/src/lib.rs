@@ -27,6 +27,7 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
 use gpustow_pack::PolicyKind;
+use gpustow_sim::trace::TracePod;
 use gpustow_simworld::repeat;
 use tokio::runtime::Runtime;
 
@@ -82,15 +83,18 @@ pub struct Args {
 }
 
 impl Args {
-    fn workload(&self, seed: u64) -> Result<Workload> {
-        let trace = match (self.workload, &self.openb) {
-            (Mix::Openb, Some(path)) => openb::read(path)?,
+    fn trace(&self) -> Result<Vec<TracePod>> {
+        match (self.workload, &self.openb) {
+            (Mix::Openb, Some(path)) => openb::read(path),
             (Mix::Openb, None) => bail!(openb::MISSING),
             (_, Some(_)) => bail!("--openb needs --workload openb"),
-            (_, None) => Vec::new(),
-        };
+            (_, None) => Ok(Vec::new()),
+        }
+    }
+
+    fn workload(&self, trace: &[TracePod], seed: u64) -> Result<Workload> {
         let (nodes, pods) = (self.nodes.into(), usize::try_from(self.pods)?);
-        Ok(Workload::new(self.workload, &trace, seed, nodes, pods))
+        Ok(Workload::new(self.workload, trace, seed, nodes, pods))
     }
 
     fn compared(&self) -> &[PolicyKind] {
@@ -106,10 +110,11 @@ impl Args {
 /// # Errors
 /// If something does not start, or the picture cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
+    let trace = args.trace()?;
     let mut all = Vec::new();
     for number in 0..args.seeds {
         let seed = args.seed.wrapping_add(number.into());
-        let workload = Arc::new(args.workload(seed)?);
+        let workload = Arc::new(args.workload(&trace, seed)?);
         if number == 0 {
             println!("{}", report::heading(args, &workload));
         }
