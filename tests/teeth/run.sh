@@ -1,8 +1,9 @@
 #!/bin/bash
 # Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds that, and after
 # how many histories; for those in worlds/, whether the simulated world does, and at which seed; for those in cases/,
-# whether the test does that they name. Arguments are names of patches; without any, all are tried. SEEDS is how many
-# worlds are looked at, PROFILE how they are compiled: dev is sooner compiled than simulate, and slower.
+# whether the test does that they name. Arguments are names of patches; without any, all are tried. HISTORIES and SEEDS
+# are how many histories and worlds are looked at, PROFILE how worlds are compiled: dev is sooner compiled than simulate,
+# and slower.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
