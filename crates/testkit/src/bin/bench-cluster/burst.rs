@@ -19,7 +19,7 @@ use crate::{Args, CARDS, SETTLED, WIDTH, site, start, sum_of};
 const ENDS: u64 = 20;
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let (cluster, case, kubeconfig) = site(args, nodes, ("overlays/queue", 1), began).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, "overlays/queue", 1, began).await?;
     let queue = ["queue: {mode: Auto}"];
     let (extender, _scheduler) = start(args, &cluster, &kubeconfig, &queue).await?;
     println!(

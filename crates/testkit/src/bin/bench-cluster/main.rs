@@ -166,7 +166,8 @@ async fn main() -> Result<()> {
 async fn site(
     args: &Args,
     nodes: usize,
-    (overlay, times): (&str, u64),
+    overlay: &str,
+    times: u64,
     began: Instant,
 ) -> Result<(ControlPlane, Case, PathBuf)> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
@@ -220,7 +221,7 @@ async fn rounds<W: Copy + Eq + Hash, R>(
 }
 
 async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let (cluster, case, kubeconfig) = site(args, nodes, ("base", 1), began).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, "base", 1, began).await?;
     let run = async |way| run(args, &cluster, &case, &kubeconfig, way).await;
     let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
     let ways = Way::all(args);

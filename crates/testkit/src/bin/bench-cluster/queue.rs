@@ -95,7 +95,7 @@ struct Round {
 }
 
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let (cluster, case, kubeconfig) = site(args, nodes, ("overlays/queue", 2), began).await?;
+    let (cluster, case, kubeconfig) = site(args, nodes, "overlays/queue", 2, began).await?;
     let run = async |way| run(args, &cluster, &case, (nodes, &kubeconfig), way).await;
     let figures = |round: &Round| (round.rate, quantile(&round.waits, 0.5));
     let ways = Way::all(args);
