@@ -41,8 +41,6 @@ const QUIET: Duration = Duration::from_secs(60);
 const NEARLY: Duration = Duration::from_secs(20);
 /// Label of nodes: which pods use them.
 const PART: &str = "bench/part";
-/// Annotation of pods: what they request of GPUs.
-const SIZE: &str = "bench/size";
 
 /// Time gpustow beside other schedulers of shared GPUs.
 #[derive(Parser)]
@@ -60,8 +58,8 @@ struct Args {
     #[arg(long, default_value_t = 10)]
     filled: usize,
     /// Percentage of the pods on filled nodes that end once no more are bound; pods that wait follow
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=100))]
-    ended: u64,
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=100))]
+    ended: u16,
     /// Pod list in the format of the openb trace, from which pods have GPUs, CPU and memory; six round sizes without it
     #[arg(long)]
     openb: Option<PathBuf>,
@@ -187,7 +185,7 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
     let cpu = cpu.map(|(&(name, after), (_, before))| (name, per_pod(after - before)));
     let cpu = cpu.collect();
     let api = site.cluster.api_server.cpu()? + site.cluster.etcd.cpu()? - api;
-    let burst = program.books(&pods(site, program, "burst").await?);
+    let burst = program.books(site, &pods(site, program, "burst").await?);
     let bound = burst.bound;
     let mut binds = Binds::of(site.case.pods(), None).await?;
     let one = async |name: &str, index| create(site, program, name, "many", index).await;
@@ -207,12 +205,12 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         Ok(())
     };
     bind(site, program, "filled", "few", fit, restarts).await?;
-    let filled = program.books(&pods(site, program, "filled").await?);
+    let filled = program.books(site, &pods(site, program, "filled").await?);
     let refilled = match args.ended {
         0 => None,
         _ => {
             end(site, program).await?;
-            Some(program.books(&pods(site, program, "filled").await?))
+            Some(program.books(site, &pods(site, program, "filled").await?))
         }
     };
     Ok(Round {
@@ -234,6 +232,11 @@ impl Site<'_> {
         self.sizes[index % self.sizes.len()]
     }
 
+    /// The size of a pod, of which the name ends in its number.
+    fn size_of(&self, pod: &Pod) -> Option<Size> {
+        number(pod).map(|number| self.size(number))
+    }
+
     /// So many pods request all memory of the nodes that are filled.
     fn fit(&self) -> usize {
         let all = self.args.filled as u64 * CARDS.iter().sum::<u64>();
@@ -243,6 +246,10 @@ impl Site<'_> {
         });
         sums.take_while(|sum| *sum <= all).count()
     }
+}
+
+fn number(pod: &Pod) -> Option<usize> {
+    pod.name_any().rsplit('-').next()?.parse().ok()
 }
 
 /// Creates that many pods at once, which fit, and a fifth more of those to be filled, beside one for each that ends. Waits until
@@ -257,7 +264,7 @@ async fn bind(
 ) -> Result<Duration> {
     let mut binds = Binds::of(site.case.pods(), None).await?;
     let at = Instant::now();
-    let more = fit * (20 + site.args.ended as usize) / 100;
+    let more = fit * (20 + usize::from(site.args.ended)) / 100;
     let count = fit + if part == "few" { more } else { 0 };
     let names: Vec<String> = (0..count).map(|index| format!("{name}-{index}")).collect();
     let create = at_once(WIDTH, names.iter().enumerate(), |(index, name)| {
@@ -293,8 +300,7 @@ async fn bind(
 async fn end(site: &Site<'_>, program: Program) -> Result<()> {
     let mut bound = pods(site, program, "filled").await?;
     bound.retain(|pod| node_of(pod).is_some());
-    let number = |pod: &Pod| pod.name_any().rsplit('-').next()?.parse().ok();
-    bound.retain(|pod| number(pod).is_some_and(|it: u64| it * 37 % 100 < site.args.ended));
+    bound.retain(|pod| number(pod).is_some_and(|it| it * 37 % 100 < usize::from(site.args.ended)));
     let mut binds = Binds::of(site.case.pods(), None).await?;
     at_once(WIDTH, bound, |pod| async move {
         let name = pod.name_any();
@@ -321,9 +327,7 @@ async fn create(
 ) -> Result<()> {
     let size = site.size(index);
     let pod = site.case.pod(name);
-    let pod = pod
-        .node_selector(PART, part)
-        .annotation(SIZE, &size.to_string());
+    let pod = pod.node_selector(PART, part);
     if program.claims() {
         let mib = (size.mib < CARDS[0]).then_some(size.mib);
         site.case.claim(name, size.gpus, mib).await?;

@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, PostParams};
 use tokio::task::JoinSet;
 
-use crate::{Args, CARDS, PART, SIZE, Site, Size, dra, kai, kubernetes, volcano};
+use crate::{Args, CARDS, PART, Site, Size, dra, kai, kubernetes, volcano};
 
 /// CPU and memory of a node: the openb trace has such nodes of 8 GPUs.
 const HOST: [(&str, &str); 2] = [("cpu", "128"), ("memory", "768Gi")];
@@ -147,13 +147,7 @@ impl Program {
     /// Creates a node with the GPUs as the program's agent registers them.
     pub(crate) async fn node(self, case: &Case, name: String, part: &str) -> Result<()> {
         let builder = case.node(&name, &CARDS).label(PART, part);
-        let builder = builder.with_node(|node| {
-            let status = node.status.get_or_insert_default();
-            let capacity = status.capacity.get_or_insert_default();
-            for (resource, amount) in HOST {
-                capacity.insert(resource.to_owned(), Quantity(amount.to_owned()));
-            }
-        });
+        let builder = builder.with_node(|node| give(node, HOST));
         let uuids = (0..CARDS.len()).map(|card| case.uuid(&name, card));
         if self.claims() {
             case.publish(&name, &CARDS).await?;
@@ -171,12 +165,7 @@ impl Program {
             Self::Kai => kai::register(&mut node),
             _ => {}
         }
-        let status = node.status.get_or_insert_default();
-        let capacity = status.capacity.get_or_insert_default();
-        for (resource, amount) in resources {
-            capacity.insert(resource.to_owned(), Quantity(amount.to_string()));
-        }
-        status.allocatable = status.capacity.clone();
+        give(&mut node, resources);
         let nodes = Api::<Node>::all(case.client.clone());
         nodes.create(&PostParams::default(), &node).await?;
         Ok(())
@@ -203,14 +192,13 @@ impl Program {
         }
     }
 
-    pub(crate) fn books(self, pods: &[Pod]) -> Books {
+    pub(crate) fn books(self, site: &Site<'_>, pods: &[Pod]) -> Books {
         let mut held: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let mut requested: BTreeMap<&str, u64> = BTreeMap::new();
         let (mut over, mut without) = (Vec::new(), Vec::new());
         let (mut unbound, mut of_node) = (0, (0, 0));
         for pod in pods {
-            let size = pod.annotations().get(SIZE);
-            let Some(size) = size.and_then(|size| size.parse::<Size>().ok()) else {
+            let Some(size) = site.size_of(pod) else {
                 continue;
             };
             of_node.0 += usize::from(size.is_node());
@@ -226,7 +214,12 @@ impl Program {
                     let enough = gpus.iter().filter(|(_, mib)| *mib >= size.mib).count();
                     if (enough as u64) < size.gpus {
                         let name = pod.name_any();
-                        without.push(format!("{name} requests {size} MiB and holds {gpus:?}"));
+                        let Size {
+                            gpus: count, mib, ..
+                        } = size;
+                        without.push(format!(
+                            "{name} requests {count} x {mib} MiB and holds {gpus:?}"
+                        ));
                     }
                     for (gpu, of_it) in gpus {
                         *held.entry((node, gpu)).or_default() += size.mib.max(of_it);
@@ -259,6 +252,15 @@ impl Program {
             without,
         }
     }
+}
+
+/// Gives a node so much of each resource.
+fn give<T: ToString>(node: &mut Node, resources: impl IntoIterator<Item = (&'static str, T)>) {
+    let status = node.status.get_or_insert_default();
+    let capacity = status.capacity.get_or_insert_default();
+    let resources = resources.into_iter();
+    capacity.extend(resources.map(|(key, amount)| (key.to_owned(), Quantity(amount.to_string()))));
+    status.allocatable = status.capacity.clone();
 }
 
 impl Running {

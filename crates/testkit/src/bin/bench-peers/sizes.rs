@@ -1,10 +1,8 @@
 //! What pods request: six round sizes in turn, or the GPU pods of a list in the format of Alibaba's openb trace.
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use gpustow_sim::trace::{TracePod, pods, read};
 
 use crate::CARDS;
@@ -30,27 +28,6 @@ impl Size {
     /// Does it take all GPUs of a node?
     pub(crate) fn is_node(&self) -> bool {
         self.gpus == CARDS.len() as u64
-    }
-}
-
-/// The GPUs and the MiB of each; the rest is not known afterwards.
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {}", self.gpus, self.mib)
-    }
-}
-
-impl FromStr for Size {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (gpus, mib) = text.split_once(" x ").context("no size")?;
-        Ok(Self {
-            gpus: gpus.parse()?,
-            mib: mib.parse()?,
-            cpu_milli: 0,
-            ram_mib: 0,
-        })
     }
 }
 
