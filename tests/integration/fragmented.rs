@@ -9,10 +9,8 @@ use gpustow_testkit::{
     wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, PostParams};
-use serde_json::json;
+use kube::api::ListParams;
 
 use crate::fault_rig::{Replica, Turn, clear, now, on_delete, turn};
 use crate::support::{SOON, charges, event, event_saying};
@@ -216,12 +214,7 @@ async fn of_two_cards_the_one_goes_whose_pod_no_budget_protects() -> Result<()> 
         for name in ["a", "b"] {
             bound(&case, case.pod(name).gpu_mem(6000).label("app", name)).await?;
         }
-        let budget: PodDisruptionBudget = serde_json::from_value(json!({
-            "metadata": {"name": protected},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": protected}}},
-        }))?;
-        let budgets = Api::namespaced(case.client.clone(), &case.namespace);
-        budgets.create(&PostParams::default(), &budget).await?;
+        case.budget(protected, ("minAvailable", 1)).await?;
         bound(&case, high(&case, "high").gpu_mem(8000)).await?;
         assert_eq!(staying(&case).await?, [protected, "high"]);
         nothing_is_left(&replica, &case).await?;

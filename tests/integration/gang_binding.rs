@@ -60,13 +60,11 @@ async fn delete_group(case: &Case, name: &str) -> Result<()> {
         "{POD_GROUPS}/namespaces/{}/podgroups/{name}",
         case.namespace
     );
-    let patch = Request::patch(&path)
-        .header("content-type", "application/merge-patch+json")
-        .body(br#"{"metadata":{"finalizers":null}}"#.to_vec())?;
     case.client
         .request::<Value>(Request::delete(&path).body(Vec::new())?)
         .await?;
-    case.client.request::<Value>(patch).await?;
+    case.patch_pod_group(name, json!({"metadata": {"finalizers": null}}))
+        .await?;
     eventually(SOON, "the PodGroup is gone", async || {
         let gone = case
             .client

@@ -3,7 +3,6 @@
 use anyhow::{Result, ensure};
 use gpustow_testkit::{Action, Case, PodBuilder, eventually, wait_bound, wait_gone};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
@@ -81,12 +80,7 @@ async fn budget_that_protects_one_victim_spares_all_victims_of_a_gang() -> Resul
     let replica = Replica::start(&cluster, "gang", &[PREEMPTS]).await?;
     let _scheduler = replica.scheduler(&cluster).await?;
     let case = Case::new(&cluster, "gang").await?;
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": "spared"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "low-1"}}},
-    }))?;
-    let budgets = Api::<PodDisruptionBudget>::namespaced(case.client.clone(), &case.namespace);
-    budgets.create(&PostParams::default(), &budget).await?;
+    let budgets = case.budget("low-1", ("minAvailable", 1)).await?;
     let (_, gang) = crowd(&case, 2).await?;
     refused(&case, &gang[0], "0 of 2 fit").await?;
     // Preemption for another pod, on another node, tells that the extender has looked at the gang meanwhile.
@@ -101,7 +95,7 @@ async fn budget_that_protects_one_victim_spares_all_victims_of_a_gang() -> Resul
         left.contains(&"low-0".into()) && left.contains(&"low-1".into()),
         "{left:?}"
     );
-    budgets.delete("spared", &DeleteParams::default()).await?;
+    budgets.delete("low-1", &DeleteParams::default()).await?;
     for pod in &gang {
         wait_bound(&case.client, pod, SOON).await?;
     }

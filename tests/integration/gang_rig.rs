@@ -7,11 +7,8 @@ use anyhow::{Result, bail, ensure};
 use futures::future::join_all;
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
-use gpustow_testkit::{
-    Case, ControlPlane, POD_GROUPS, PodBuilder, eventually, refusal, wait_bound, wait_gone,
-};
+use gpustow_testkit::{Case, ControlPlane, PodBuilder, eventually, refusal, wait_bound, wait_gone};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, PostParams};
@@ -234,12 +231,7 @@ impl World {
             node.create(&case.client).await?;
         }
         if row.budget {
-            let budget: PodDisruptionBudget = serde_json::from_value(json!({
-                "metadata": {"name": "all"},
-                "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "table"}}},
-            }))?;
-            let budgets = Api::namespaced(case.client.clone(), &case.namespace);
-            budgets.create(&PostParams::default(), &budget).await?;
+            case.budget("table", ("maxUnavailable", 0)).await?;
         }
         Ok(World {
             row,
@@ -281,15 +273,8 @@ impl World {
                 wait_gone(&self.case.client, &pod, SOON).await?;
             }
             Step::MinCount(name, min) => {
-                let path = format!(
-                    "{POD_GROUPS}/namespaces/{}/podgroups/{name}",
-                    self.case.namespace
-                );
                 let change = json!({"spec": {"schedulingPolicy": {"gang": {"minCount": min}}}});
-                let patch = axum::http::Request::patch(&path)
-                    .header("content-type", "application/merge-patch+json")
-                    .body(change.to_string().into_bytes())?;
-                self.case.client.request::<Value>(patch).await?;
+                self.case.patch_pod_group(name, change).await?;
                 self.min.insert(name, min);
             }
             Step::Until(..) | Step::Refused(..) => {

@@ -7,6 +7,33 @@ use anyhow::Result;
 
 use crate::gang_rig::{Row, Rule, hold, pods, row};
 
+/// Four full nodes: pods of two priorities run there.
+fn two_below_and_two_above(name: &'static str) -> Row {
+    row(name, &[&[10], &[10], &[10], &[10]])
+        .run(&["a", "b"], pods("low", 10))
+        .run(&["c", "d"], pods("top", 10))
+}
+
+/// The same with gangs that are disrupted as a whole.
+fn two_whole_groups(name: &'static str) -> Row {
+    row(name, &[&[10], &[10], &[10], &[10]])
+        .gang("v", "middle", 2)
+        .whole()
+        .run(&["a", "b"], pods("middle", 10).of("v"))
+        .gang("above", "top", 2)
+        .whole()
+        .run(&["c", "d"], pods("top", 10).of("above"))
+}
+
+/// Three full nodes: such a gang, and a pod of lower priority.
+fn whole_group_and_a_pod(name: &'static str) -> Row {
+    row(name, &[&[10], &[10], &[10]])
+        .gang("v", "middle", 1)
+        .whole()
+        .run(&["a", "b"], pods("middle", 10).of("v"))
+        .run(&["c"], pods("low", 10))
+}
+
 /// Which pods must go for a gang.
 fn victims() -> Vec<Row> {
     vec![
@@ -63,37 +90,19 @@ fn victims() -> Vec<Row> {
             .gang("g", "high", 1)
             .come(&["x"], pods("high", 10).of("g"))
             .until(&["a", "b", "c"], 1),
-        row(
-            "more than minCount, but no pod above",
-            &[&[10], &[10], &[10], &[10]],
-        )
-        .run(&["a", "b"], pods("low", 10))
-        .run(&["c", "d"], pods("top", 10))
-        .gang("g", "high", 1)
-        .come(&["x", "y", "z"], pods("high", 10).of("g"))
-        .refused(&["a", "b"], 2),
-        row("a whole group beside a lower pod", &[&[10], &[10], &[10]])
-            .gang("v", "middle", 1)
-            .whole()
-            .run(&["a", "b"], pods("middle", 10).of("v"))
-            .run(&["c"], pods("low", 10))
+        two_below_and_two_above("more than minCount, but no pod above")
+            .gang("g", "high", 1)
+            .come(&["x", "y", "z"], pods("high", 10).of("g"))
+            .refused(&["a", "b"], 2),
+        whole_group_and_a_pod("a whole group beside a lower pod")
             .gang("g", "high", 3)
             .come(&["x", "y", "z"], pods("high", 10).of("g"))
             .until(&["a", "b", "c"], 3),
-        row(
-            "a whole group for a part above minCount",
-            &[&[10], &[10], &[10], &[10]],
-        )
-        .gang("v", "middle", 2)
-        .whole()
-        .run(&["a", "b"], pods("middle", 10).of("v"))
-        .gang("above", "top", 2)
-        .whole()
-        .run(&["c", "d"], pods("top", 10).of("above"))
-        .gang("g", "high", 1)
-        .whole()
-        .come(&["x", "y", "z"], pods("high", 10).of("g"))
-        .refused(&["a", "b"], 2),
+        two_whole_groups("a whole group for a part above minCount")
+            .gang("g", "high", 1)
+            .whole()
+            .come(&["x", "y", "z"], pods("high", 10).of("g"))
+            .refused(&["a", "b"], 2),
         row("pods of a gang that never preempts", &[&[10, 10, 10]])
             .run(&["a", "b", "c"], pods("low", 10))
             .gang("g", "never", 3)
@@ -146,35 +155,20 @@ fn victims_of_basic_groups() -> Vec<Row> {
             .basic("g", "high")
             .come(&["x", "y", "z"], pods("high", 10).of("g"))
             .until(&["b"], 3),
-        row("basic: as many as fit below", &[&[10], &[10], &[10], &[10]])
-            .run(&["a", "b"], pods("low", 10))
-            .run(&["c", "d"], pods("top", 10))
+        two_below_and_two_above("basic: as many as fit below")
             .basic("g", "high")
             .come(&["x", "y", "z"], pods("high", 10).of("g"))
             .refused(&["a", "b"], 2),
         // Only a gang preempts a group with `disruptionMode: all`.
-        row("basic: no whole group", &[&[10], &[10], &[10]])
-            .gang("v", "middle", 1)
-            .whole()
-            .run(&["a", "b"], pods("middle", 10).of("v"))
-            .run(&["c"], pods("low", 10))
+        whole_group_and_a_pod("basic: no whole group")
             .basic("g", "high")
             .come(&["x", "y", "z"], pods("high", 10).of("g"))
             .refused(&["c"], 1),
-        row(
-            "basic: none of two whole groups",
-            &[&[10], &[10], &[10], &[10]],
-        )
-        .gang("v", "middle", 2)
-        .whole()
-        .run(&["a", "b"], pods("middle", 10).of("v"))
-        .gang("above", "top", 2)
-        .whole()
-        .run(&["c", "d"], pods("top", 10).of("above"))
-        .basic("g", "high")
-        .whole()
-        .come(&["x", "y", "z"], pods("high", 10).of("g"))
-        .refused(&[], 0),
+        two_whole_groups("basic: none of two whole groups")
+            .basic("g", "high")
+            .whole()
+            .come(&["x", "y", "z"], pods("high", 10).of("g"))
+            .refused(&[], 0),
         row("basic: pods that join bound ones", &[&[10, 10, 10, 10]])
             .basic("g", "high")
             .run(&["v", "w"], pods("high", 10).of("g"))

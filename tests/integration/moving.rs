@@ -10,11 +10,9 @@ use gpustow_testkit::{
     Action, Case, PodBuilder, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, PostParams};
-use serde_json::json;
+use kube::api::{ListParams, PostParams};
 
 use crate::fault_rig::{Replica, Turn, now, on_eviction, turn};
 use crate::fragmented::{bound, condition, holds, nothing_is_left, slow, staying};
@@ -189,12 +187,7 @@ async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
 async fn a_pod_that_a_budget_protects_stays_and_another_moves() -> Result<()> {
     let turn = turn().await?;
     let (replica, _scheduler, case) = rig(&turn, "moves-budget", &[MOVES]).await?;
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": "y"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "y"}}},
-    }))?;
-    let budgets = Api::namespaced(case.client.clone(), &case.namespace);
-    budgets.create(&PostParams::default(), &budget).await?;
+    case.budget("y", ("minAvailable", 1)).await?;
     let waits = case.pod("waits").gpu_mem(8000);
     let waits = waits.create(&case.client).await?;
     let gone = ends(&case, "x").await?;

@@ -4,9 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_testkit::builders::{delete, set_running};
 use gpustow_testkit::{Action, Case, PodBuilder, wait_bound, wait_condition, wait_gone};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, turn};
@@ -50,12 +49,7 @@ async fn victims_are_added_where_the_schedulers_own_free_no_card() -> Result<()>
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "added").await?;
     case.node("n", &[10000, 10000]).create(&case.client).await?;
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": "kept"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}},
-    }))?;
-    let budgets = Api::namespaced(case.client.clone(), &case.namespace);
-    budgets.create(&PostParams::default(), &budget).await?;
+    case.budget("kept", ("minAvailable", 1)).await?;
     // Two on each card. By the node's sum, the two young ones are enough, one from each card.
     let low = |name: &str| case.pod(name).gpu_mem(5000);
     let mut cards = Vec::new();

@@ -9,10 +9,8 @@ use gpustow_testkit::{
     Action, Case, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, PostParams};
-use serde_json::json;
+use kube::api::DeleteParams;
 
 use crate::fault_rig::{Replica, clear, now, on_eviction, turn};
 use crate::fragmented::condition;
@@ -55,17 +53,6 @@ pub(crate) async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
     let pod = pod.create(&case.client).await?;
     let pod = wait_bound(&case.client, &pod, SOON).await?;
     set_running(&case.client, &pod).await
-}
-
-/// A disruption budget of the app's own, under which none of its pods may go.
-async fn protect(case: &Case, app: &str) -> Result<Api<PodDisruptionBudget>> {
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": app},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
-    }))?;
-    let budgets = Api::<PodDisruptionBudget>::namespaced(case.client.clone(), &case.namespace);
-    budgets.create(&PostParams::default(), &budget).await?;
-    Ok(budgets)
 }
 
 /// Its deletion is under way or done.
@@ -201,7 +188,7 @@ async fn a_pod_that_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_
     let greedy = borrower(&case, "greedy", 2000).await?;
     let little = borrower(&case, "little", 1000).await?;
     let quiet = borrower(&case, "quiet", 4000).await?;
-    let budgets = protect(&case, "greedy").await?;
+    let budgets = case.budget("greedy", ("minAvailable", 1)).await?;
     let all = [(&greedy, 5000), (&little, 1200), (&quiet, 500)];
     uses(&case, &node, &all).await?;
 
@@ -304,7 +291,7 @@ async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
     let greedy = borrower(&case, "greedy", 2000).await?;
-    let budgets = protect(&case, "greedy").await?;
+    let budgets = case.budget("greedy", ("minAvailable", 1)).await?;
     uses(&case, &node, &[(&greedy, 8000)]).await?;
 
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use serde_json::json;
 
 use crate::builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 use crate::check::check_cluster;
@@ -65,6 +67,19 @@ impl Case {
     #[must_use]
     pub fn pod(&self, name: &str) -> PodBuilder {
         pod(&self.namespace, name).node_selector(LABEL, &self.namespace)
+    }
+
+    /// Creates a disruption budget for the pods with this label `app`, by its name. `bound` is a field of its
+    /// specification, `minAvailable` for example.
+    pub async fn budget(&self, app: &str, bound: (&str, u64)) -> Result<Api<PodDisruptionBudget>> {
+        let (field, pods) = bound;
+        let budget = serde_json::from_value(json!({
+            "metadata": { "name": app },
+            "spec": { field: pods, "selector": { "matchLabels": { "app": app } } },
+        }))?;
+        let budgets = Api::namespaced(self.client.clone(), &self.namespace);
+        budgets.create(&PostParams::default(), &budget).await?;
+        Ok(budgets)
     }
 
     /// This case's pods.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{PostParams, Request};
+use kube::api::{Patch, PatchParams, PostParams, Request};
 use serde_json::{Value, json};
 
 use crate::Case;
@@ -23,6 +23,18 @@ impl Case {
             "spec": spec,
         });
         self.post(url, &group).await
+    }
+
+    /// Merges a change into a PodGroup.
+    ///
+    /// # Errors
+    /// The API server refuses it.
+    pub async fn patch_pod_group(&self, name: &str, change: Value) -> Result<()> {
+        let url = format!("{POD_GROUPS}/namespaces/{}/podgroups", self.namespace);
+        let params = PatchParams::default();
+        let request = Request::new(url).patch(name, &params, &Patch::Merge(change))?;
+        self.client.request::<Value>(request).await?;
+        Ok(())
     }
 
     /// Creates a pod of that PodGroup.

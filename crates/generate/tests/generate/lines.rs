@@ -19,7 +19,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
         15_856,
     ),
     ("extender", &["."], 9_148),
-    ("testkit", &["crates/testkit"], 7_079),
+    ("testkit", &["crates/testkit"], 7_082),
     ("kubectl-gpustow", &["crates/kubectl-gpustow"], 7_346),
     ("agent", &["crates/agent"], 5_809),
     ("api", &["crates/api"], 4_581),
@@ -27,7 +27,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("pack", &["crates/pack"], 2_478),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_964),
-    ("demo", &["crates/demo"], 1_842),
+    ("demo", &["crates/demo"], 1_846),
     ("inspect", &["crates/inspect"], 1_792),
     ("simulated NVML", &["crates/fake-nvml"], 1_237),
     ("generate", &["crates/generate"], 998),
