@@ -187,6 +187,18 @@ fn room_of_a_gang_is_kept_until_the_agent_reports_that_its_victims_use_none_of_i
     }
 }
 
+/// Kubernetes deletes the report of a node some time after the node.
+#[test]
+fn gang_preempts_though_the_report_of_a_node_that_is_gone_is_still_there() {
+    let (mut ledger, _) = full();
+    offer_all(&mut ledger, at(0));
+    let gpus = [card("gone-0", 15_000), card("gone-1", 15_000)];
+    ledger.apply_gpunode("gone", report(&gpus), at(0));
+    assert!(ledger.fragmented(at(0)).is_empty());
+    ledger.fragmented(at(3));
+    assert_eq!(victims(&ledger, 3), set(&["x", "y"]));
+}
+
 /// kube-scheduler offers no node whose sum is too small, and so asks nothing.
 #[test]
 fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
