@@ -191,6 +191,31 @@ fn rules() -> Vec<Row> {
             .gang("g", "high", 2)
             .come(&["x", "y"], pods("high", 20).of("g").with(Rule::Apart))
             .until(&["a"], 2),
+        row(
+            "anti-affinity to a pod that stays on a full node",
+            &[&[10, 10], &[10, 10]],
+        )
+        .run(&["a"], pods("top", 10).on(0).app())
+        .run(&["b"], pods("lowest", 10).on(0))
+        .run(&["c"], pods("low", 10).on(1))
+        .run(&["d"], pods("top", 10).on(1))
+        .gang("g", "high", 1)
+        .come(&["x"], pods("high", 10).of("g").with(Rule::Apart))
+        .until(&["c"], 1),
+        row(
+            "anti-affinity within a gang on full nodes",
+            &[&[10, 10], &[10, 10]],
+        )
+        .run(&["a"], pods("lowest", 10).on(0))
+        .run(&["b"], pods("low", 10).on(0))
+        .run(&["c"], pods("middle", 10).on(1))
+        .run(&["d"], pods("top", 10).on(1))
+        .gang("g", "high", 2)
+        .come(
+            &["x", "y"],
+            pods("high", 10).of("g").app().with(Rule::Apart),
+        )
+        .until(&["a", "c"], 2),
         row("anti-affinity to a small pod", &[&[20], &[20]])
             .run(&["a"], pods("low", 2).on(0).app())
             .gang("g", "high", 2)

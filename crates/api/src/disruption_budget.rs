@@ -1,13 +1,12 @@
 //! Disruption budgets.
 
-use std::iter::once;
 use std::sync::Arc;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::ObjectMeta;
 
 use crate::PodFacts;
-use crate::selector::Requirement;
+use crate::selector::Selector;
 
 /// What is known of a disruption budget.
 #[derive(Clone, Debug)]
@@ -18,8 +17,8 @@ pub struct DisruptionBudget {
     pub name: Arc<str>,
     /// So many more of its pods may end now.
     pub allowed: i32,
-    /// It covers pods of which all of these hold; none if it has no selector.
-    selector: Option<Box<[Requirement]>>,
+    /// It covers the pods that this selects; none if it has no selector.
+    selector: Option<Selector>,
 }
 
 impl DisruptionBudget {
@@ -27,20 +26,12 @@ impl DisruptionBudget {
     #[must_use]
     pub fn of(object: &PodDisruptionBudget) -> Self {
         let selector = object.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-        let selector = selector.map(|selector| {
-            let labels = selector.match_labels.iter().flatten();
-            let labels = labels.map(|(key, value)| Requirement::new(key, "In", once(value)));
-            let expressions = selector.match_expressions.iter().flatten();
-            let expressions = expressions
-                .map(|it| Requirement::new(&it.key, &it.operator, it.values.iter().flatten()));
-            labels.chain(expressions).collect()
-        });
         Self {
             allowed: object
                 .status
                 .as_ref()
                 .map_or(0, |it| it.disruptions_allowed),
-            selector,
+            selector: selector.map(Selector::of),
             ..Self::unreadable(&object.metadata)
         }
     }
@@ -53,15 +44,15 @@ impl DisruptionBudget {
             namespace: text(&meta.namespace),
             name: text(&meta.name),
             allowed: 0,
-            selector: Some(Box::default()),
+            selector: Some(Selector::default()),
         }
     }
 
     /// Is the pod, which is of its namespace, one of those that it covers?
     #[must_use]
     pub fn covers(&self, pod: &PodFacts) -> bool {
-        let holds = |selector: &[Requirement]| selector.iter().all(|it| it.holds_of(&pod.labels));
-        !pod.labels.is_empty() && self.selector.as_deref().is_some_and(holds)
+        let selector = self.selector.as_ref();
+        !pod.labels.is_empty() && selector.is_some_and(|it| it.selects(&pod.labels))
     }
 }
 

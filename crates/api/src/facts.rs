@@ -89,8 +89,8 @@ pub struct PodFacts {
     pub repels: Regards,
     /// The group of pods with which it is scheduled.
     pub group: Option<Group>,
-    /// Its labels, in order of their keys, by which disruption budgets find it; none are kept for a
-    /// pod that has no assignment.
+    /// Its labels, in order of their keys, by which disruption budgets and anti-affinity find it; none are kept for a
+    /// pod that has no assignment and asks for no GPU memory.
     pub labels: Arc<[Label]>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
@@ -170,7 +170,8 @@ impl PodFacts {
         let constraints = spec.filter(|_| is_asking).map(Constraints::of);
         let (enforce, limits) = limits(meta, &asks, &containers);
         let assignment = annotation(names::ASSIGNMENT);
-        let labels = meta.labels.iter().filter(|_| assignment.is_some());
+        let labels = meta.labels.iter();
+        let labels = labels.filter(|_| is_asking || assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
         let gates = spec.iter().flat_map(|spec| &spec.scheduling_gates);
         let mut gates = gates.flatten().map(|gate| gate.name.as_str());

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::{
 };
 
 pub use crate::selector::Label;
-use crate::selector::Requirement;
-use crate::{NodeFacts, Regards, names};
+use crate::selector::{Requirement, Selector};
+use crate::{NodeFacts, Regards, names, regards};
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
 pub const LEAST_NODES: usize = 100;
@@ -42,6 +42,8 @@ pub struct Constraints {
     tolerations: Box<[Toleration]>,
     /// The other pods that decide, beside all this.
     pub regards: Regards,
+    /// Those of them that anti-affinity keeps off its node.
+    pub(crate) kept_off: Box<[Selector]>,
 }
 
 /// A taint of a node.
@@ -150,6 +152,7 @@ impl Constraints {
                 .map(|required| required.node_selector_terms.iter().map(Term::of).collect()),
             tolerations: tolerations.map(Toleration::of).collect(),
             regards: Regards::of(spec),
+            kept_off: regards::kept_off(spec),
         }
     }
 

@@ -3,7 +3,8 @@
 
 use k8s_openapi::api::core::v1::{PodAffinityTerm, PodSpec, Volume};
 
-use crate::names;
+use crate::selector::Selector;
+use crate::{PodFacts, names};
 
 /// How far kube-scheduler looks for other pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,13 +49,7 @@ impl Regards {
     /// The pods that a bound pod with this spec keeps away from where it is.
     #[must_use]
     pub fn repelled_by(spec: &PodSpec) -> Self {
-        let affinity = spec.affinity.as_ref();
-        let away = affinity.and_then(|it| it.pod_anti_affinity.as_ref());
-        let away = away.and_then(|it| {
-            it.required_during_scheduling_ignored_during_execution
-                .as_ref()
-        });
-        Self::of_terms(away.map_or(&[], |terms| terms))
+        Self::of_terms(anti_affinity(spec))
     }
 
     fn of_terms(terms: &[PodAffinityTerm]) -> Self {
@@ -63,6 +58,37 @@ impl Regards {
             false => Self::AllPods,
         };
         terms.iter().map(of).max().unwrap_or_default()
+    }
+}
+
+fn anti_affinity(spec: &PodSpec) -> &[PodAffinityTerm] {
+    let affinity = spec.affinity.as_ref();
+    let away = affinity.and_then(|it| it.pod_anti_affinity.as_ref());
+    let away = away.and_then(|it| {
+        it.required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    away.map_or(&[], |terms| terms)
+}
+
+/// The pods of its own namespace that a pod keeps off its node by required anti-affinity.
+pub(crate) fn kept_off(spec: &PodSpec) -> Box<[Selector]> {
+    let terms = anti_affinity(spec).iter();
+    let terms = terms.filter(|it| it.topology_key == names::HOSTNAME);
+    let own = terms.filter(|it| it.namespaces.is_none() && it.namespace_selector.is_none());
+    let selectors = own.filter_map(|it| it.label_selector.as_ref());
+    selectors.map(Selector::of).collect()
+}
+
+impl PodFacts {
+    /// Does required anti-affinity of one keep the other off its node? Terms for other namespaces are not looked at.
+    #[must_use]
+    pub fn is_kept_off_by(&self, other: &Self) -> bool {
+        let keeps_off = |one: &Self, other: &Self| {
+            let mut selectors = one.constraints.kept_off.iter();
+            selectors.any(|it| it.selects(&other.labels))
+        };
+        self.namespace == other.namespace && (keeps_off(self, other) || keeps_off(other, self))
     }
 }
 

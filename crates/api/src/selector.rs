@@ -1,6 +1,10 @@
 //! What selectors require of labels. An operator that is not known here holds: it refuses no node, and a disruption budget with
 //! one covers the pod.
 
+use std::iter::once;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
 /// A label of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Label {
@@ -18,6 +22,27 @@ impl Label {
             key: key.into(),
             value: value.into(),
         }
+    }
+}
+
+/// A label selector: all of these must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Selector(Box<[Requirement]>);
+
+impl Selector {
+    /// What an object says.
+    pub(crate) fn of(selector: &LabelSelector) -> Self {
+        let labels = selector.match_labels.iter().flatten();
+        let labels = labels.map(|(key, value)| Requirement::new(key, "In", once(value)));
+        let expressions = selector.match_expressions.iter().flatten();
+        let expressions = expressions
+            .map(|it| Requirement::new(&it.key, &it.operator, it.values.iter().flatten()));
+        Self(labels.chain(expressions).collect())
+    }
+
+    /// Does it select an object with these labels?
+    pub(crate) fn selects(&self, labels: &[Label]) -> bool {
+        self.0.iter().all(|it| it.holds_of(labels))
     }
 }
 
@@ -44,7 +69,7 @@ impl Requirement {
     }
 
     /// Does it hold of labels?
-    pub(crate) fn holds_of(&self, labels: &[Label]) -> bool {
+    fn holds_of(&self, labels: &[Label]) -> bool {
         let label = labels.iter().find(|label| label.key == self.key);
         self.holds(label.map(|label| &*label.value))
     }

@@ -1,7 +1,8 @@
 //! A what-if: nodes as they would be if some pods were gone and others had come. Nothing changes by it.
 //!
 //! It counts everything, always: GPU memory, compute and MIG slices, CPU and memory of the host, pod slots, the rules of
-//! `gpu-affinity` and `gpu-anti-affinity`, and the room that is kept for others. Beside what filter remembers
+//! `gpu-affinity` and `gpu-anti-affinity`, and the room that is kept for others. It counts anti-affinity on a node where
+//! kube-scheduler has not compared the node as it would be. Beside what filter remembers
 //! ([`crate::scores`]), every fit is asked for here.
 
 mod kept;
@@ -65,6 +66,7 @@ struct Spot<'k> {
 /// A pod has come.
 struct Step {
     spot: usize,
+    uid: Uid,
     request: Arc<Request>,
     charges: Vec<(usize, Mib)>,
     /// What was left before it came, for this pod.
@@ -382,6 +384,9 @@ impl<'k> Trial<'k> {
         if !left.has_host(request, host) {
             return Err(Reason::Fit(Refusal::NoRoom));
         }
+        if matches!(host, Host::Whole) && self.is_kept_off(spot, pod) {
+            return Err(Reason::Fit(Refusal::Neighbours));
+        }
         let part = only.map(|only| left.part(only));
         let view = part.as_ref().unwrap_or(left.view());
         let Some(rules) = &request.rules else {
@@ -406,6 +411,7 @@ impl<'k> Trial<'k> {
         } = &mut self.spots[spot];
         let step = Step {
             spot,
+            uid: pod.uid.clone(),
             request: request.clone(),
             charges: charges.to_vec(),
             before: left.clone(),
@@ -413,6 +419,17 @@ impl<'k> Trial<'k> {
         };
         left.take(request, charges);
         self.steps.push(step);
+    }
+
+    /// Does anti-affinity keep the pod off the node, because of pods that stay there or that have come?
+    fn is_kept_off(&self, spot: usize, pod: &PodFacts) -> bool {
+        let node = self.spots[spot].node;
+        let stay = node.bound().keys();
+        let stay = stay.filter(|uid| **uid != pod.uid && !self.is_gone(node, uid));
+        let came = self.steps.iter().filter(|step| step.spot == spot);
+        let others = stay.chain(came.map(|step| &step.uid));
+        let mut others = others.filter_map(|uid| self.known.books.pod(uid));
+        others.any(|it| !it.released && it.is_kept_off_by(pod))
     }
 
     /// Does the affinity group hold GPUs, but none of this node?

@@ -10,7 +10,8 @@ use crate::books::Node;
 /// How much of CPU, host memory and pod slots a pod must find.
 #[derive(Clone, Copy, Debug)]
 pub enum Host {
-    /// All that it requests, if the node's are known.
+    /// All that it requests, if the node's are known. kube-scheduler has not compared the node as it would be: anti-affinity
+    /// counts too.
     Whole,
     /// What is not kept for others: kube-scheduler has compared the rest, with a view of its own.
     Beside,

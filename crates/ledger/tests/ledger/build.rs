@@ -84,9 +84,10 @@ pub(crate) fn placed_by(pod: PodFacts, mut spec: Value) -> PodFacts {
     }
 }
 
-/// A required rule of affinity, or of anti-affinity, with pods of the same domain.
+/// A required rule of affinity, or of anti-affinity, with pods of the same domain that have the label `app: other`.
 pub(crate) fn required(rule: &str, domain: &str) -> Value {
-    let term = json!({ "topologyKey": domain, "labelSelector": {} });
+    let other = json!({ "matchLabels": { "app": "other" } });
+    let term = json!({ "topologyKey": domain, "labelSelector": other });
     let required = "requiredDuringSchedulingIgnoredDuringExecution";
     json!({ "affinity": { rule: { required: [term] } } })
 }

@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 
 use gpustow_api::gpunode::Gpu;
-use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
+use gpustow_api::intree::Label;
+use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts, names};
 use gpustow_ledger::{Config, Ledger, Outcome, Reserved};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::act::Act as _;
 use crate::build::{
-    at, card, choose, configured, holder, joins, offer_all, pod, protect, report, used,
+    at, card, choose, configured, holder, joins, offer_all, placed_by, pod, protect, report,
+    required, used,
 };
 
 pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
@@ -233,6 +235,56 @@ fn gangs_of_2_to_16_pods_preempt_as_many_pods_on_nodes_as_large() {
             });
             assert!(helped, "{wanted} pods on {nodes} nodes with {gpus} GPUs");
         }
+    }
+}
+
+/// The same pods, each of which has the label and is on no node with another that has it.
+fn kept_apart(ledger: &mut Ledger, pods: &[PodFacts]) {
+    for pod in pods {
+        let spec = required("podAntiAffinity", names::HOSTNAME);
+        ledger.apply_pod(PodFacts {
+            labels: [Label::new("app", "other")].into(),
+            ..placed_by(pod.clone(), spec)
+        });
+    }
+}
+
+#[test]
+fn no_pod_finishes_on_a_full_node_for_a_pod_that_anti_affinity_keeps_off_it() {
+    let build = || {
+        let mut ledger = ledger(&[("a", &[100, 100]), ("b", &[100, 100])]);
+        for card in ["a-0", "a-1", "b-0", "b-1"] {
+            ledger.apply_pod(holder(card, card, 100, 1));
+        }
+        ledger
+    };
+    let second = |ledger: &mut Ledger| {
+        ledger.fragmented(at(0));
+        ledger.fragmented(at(3));
+        victims(ledger, 3)
+    };
+    // Pods of the gang keep each other off.
+    let mut ledger = build();
+    let pods = gang(&mut ledger, 2, &[100, 100]);
+    kept_apart(&mut ledger, &pods);
+    let nodes: Vec<String> = second(&mut ledger).into_iter().collect();
+    assert!(
+        matches!(&nodes[..], [one, two] if one.starts_with("a-") && two.starts_with("b-")),
+        "{nodes:?}"
+    );
+    let mut ledger = build();
+    let pods = gang(&mut ledger, 3, &[100, 100, 100]);
+    kept_apart(&mut ledger, &pods);
+    assert!(second(&mut ledger).is_empty());
+    // A pod that stays keeps them off.
+    for (priority, expected) in [(20, set(&[])), (1, set(&["a-0", "b-0"]))] {
+        let mut ledger = build();
+        for card in ["a-0", "b-0"] {
+            kept_apart(&mut ledger, &[holder(card, card, 100, priority)]);
+        }
+        let pods = gang(&mut ledger, 2, &[100, 100]);
+        kept_apart(&mut ledger, &pods);
+        assert_eq!(second(&mut ledger), expected);
     }
 }
 

@@ -7,8 +7,8 @@
 use crate::sight::Sight;
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_api::intree::Constraints;
+use gpustow_api::{PodFacts, Regards};
 use gpustow_books::{Budget, Evidence, HashMap, HashSet, Host, Trial, Uid};
 use gpustow_pack::{Choice, Cost, Mib, Request};
 
@@ -292,6 +292,7 @@ impl Sight<'_> {
             order,
             least,
             ruled: kinds.iter().any(|kind| kind.request.rules.is_some()),
+            keeps_off: kinds.iter().any(|it| it.pod.repels > Regards::NoPod),
             kinds,
             wanted,
             floor,

@@ -56,6 +56,8 @@ pub(super) struct Search<'s, 'p> {
     pub(super) least: Vec<Mib>,
     /// A pod says which GPUs it may get: then GPUs with as much free differ.
     pub(super) ruled: bool,
+    /// Anti-affinity of a pod keeps others off its node: then it matters which pod is where.
+    pub(super) keeps_off: bool,
     pub(super) wanted: usize,
     /// Fewer are of no use.
     pub(super) floor: usize,
@@ -297,12 +299,16 @@ impl Search<'_, '_> {
         hasher.finish()
     }
 
-    /// What a pod with rules adds to the digest where it is.
+    /// What a pod adds to the digest where it is if it is not only its size that counts.
     fn digest_of_rules(&self, at: usize, site: usize, choice: &Choice) -> u64 {
         let rules = self.kinds[self.order[at]].request.rules.as_deref();
-        rules.map_or(0, |rules| {
+        let rules = rules.map_or(0, |rules| {
             hash_of(&(site, rules, &choice.placement.charges))
-        })
+        });
+        match self.keeps_off {
+            true => rules ^ hash_of(&(site, at)),
+            false => rules,
+        }
     }
 
     /// Where the policy puts the pod on a node.
