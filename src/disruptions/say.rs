@@ -95,7 +95,7 @@ pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
                 );
             }
             format!(
-                "Preempted by {named} (priority {priority} over {}): free memory on node {node} is fragmented across GPUs.",
+                "Preempted by {named} (priority {priority} over {}): the GPUs of node {node} have too little free memory.",
                 victim.priority
             )
         }

@@ -76,7 +76,7 @@ pub const ALL: [Known; 38] = [
     Known {
         about: "Pod",
         reason: "GpuPodDisrupted",
-        reads: "`Preempted by … (priority 100 over 0): free memory on node … is fragmented across GPUs.`",
+        reads: "`Preempted by … (priority 100 over 0): the GPUs of node … have too little free memory.`",
         means: "A pod of higher priority [preempts](preemption.md) it",
         advice: "Nothing: its controller makes a replacement. Give it a higher priority if it must stay",
     },

@@ -41,7 +41,8 @@ fn is_reason(text: &str) -> bool {
 
 #[test]
 fn every_event_is_explained() -> Result<()> {
-    let mut found: BTreeSet<String> = literals(&read("crates/agent/src/notices.rs")?)
+    let agent = read("crates/agent/src/notices.rs")? + &read("crates/agent/src/agent.rs")?;
+    let mut found: BTreeSet<String> = literals(&agent)
         .into_iter()
         .filter(|text| is_reason(text))
         .collect();
