@@ -293,6 +293,51 @@ async fn a_node_that_is_emptied_is_scaled_away() -> Result<()> {
     site.case.end().await
 }
 
+/// Karpenter compares sums of memory, not GPUs.
+#[tokio::test]
+async fn pod_that_fits_elsewhere_only_in_sum_is_evicted_by_karpenter() -> Result<()> {
+    let (site, _) = Site::with_queue(1, &["provision: {max: 1}"]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let machines = [Machine::of(2)];
+    let _karpenter = karpenter(&site, &machines).await?;
+    let mut joined = BTreeSet::new();
+    let mut first = Vec::new();
+    let sizes = [
+        ("stays-0", 5000),
+        ("stays-1", 5000),
+        ("ends-0", 3000),
+        ("ends-1", 3000),
+    ];
+    for (name, mib) in sizes {
+        let pod = case.pod(name).gpu_mem(mib);
+        let pod = pod.annotation("karpenter.sh/do-not-disrupt", "true");
+        pod.create(client).await?;
+        first.push(on_a_node(&site, &machines, &mut joined, name).await?);
+    }
+    let moves = case.pod("moves").gpu_mem(6000);
+    let moves = moves.with(|spec| spec.termination_grace_period_seconds = Some(0));
+    replica_set(&site, moves.build()).await?;
+    let before = replica(&site).await?;
+    let before = on_a_node(&site, &machines, &mut joined, &before).await?;
+    set_accepted(client, &before).await?;
+    for pod in &first[2..] {
+        delete(client, pod, 0).await?;
+    }
+    let after = eventually(SOON * 3, "Karpenter evicts the pod", async || {
+        join(&site, &machines, &mut joined).await?;
+        let after = replica(&site).await?;
+        let is_another = case.pods().get(&after).await?.uid() != before.uid();
+        ensure!(is_another, "it was not evicted");
+        Ok(after)
+    })
+    .await?;
+    // 3192 MiB are free on each GPU of the first node, so the replacement needs a node of its own.
+    let after = on_a_node(&site, &machines, &mut joined, &after).await?;
+    let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    ensure!(node(&after) != node(&first[0]), "{:?}", node(&after));
+    site.case.end().await
+}
+
 /// The pod, once it is bound to a node, which may be one that has to join.
 async fn on_a_node(
     site: &Site,
