@@ -1,4 +1,4 @@
-//! What the extender's part of a scheduling cycle costs, without a cluster. `make bench` runs it.
+//! The cost of the extender's part of a scheduling cycle, without a cluster. `make bench` runs it.
 //!
 //! Criterion gives means with their spread; the p50 and p99 of `/filter`, which kube-scheduler
 //! waits for in its single loop, are printed after it from every single call.
@@ -98,7 +98,7 @@ enum Kind {
     Unique,
 }
 
-/// What one call of `/filter` took.
+/// The time of one call of `/filter`.
 struct Took {
     decision: Duration,
     /// Decoding the call and encoding the answer.
@@ -150,7 +150,7 @@ impl World {
     /// One call of `/filter`, then the view changes. Only the call is timed.
     fn call(&mut self) -> Took {
         let (pod, body) = self.body();
-        // The watch tells of the pod first, and the extender does ahead what it can.
+        // The watch shows the pod first, and the extender computes as much as it can ahead.
         self.ledger.apply_pod(facts(pod.clone()));
         if let Some(ahead) = self.ahead {
             self.ledger.warm(ahead);
@@ -168,7 +168,7 @@ impl World {
     }
 }
 
-/// What the route does between two reads of the socket.
+/// The work of the route between two reads of the socket.
 fn answer(ledger: &mut Ledger, body: &[u8]) -> (Option<String>, Took) {
     let began = Instant::now();
     let body = std::str::from_utf8(body).expect("UTF-8");

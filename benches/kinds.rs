@@ -1,7 +1,8 @@
-//! Filter for kinds of pods with nothing remembered. First what it costs that pods may choose GPUs, share them by rule or ask
-//! for a percentage: pods that do none of it, in a cluster where no pod does and in one where every bound pod does, in turn;
-//! then pods that do. Then pods of several containers, the most that one call can cost, by the search steps that it may spend:
-//! half as many as it does, as many, and twice as many. `make bench ARGS=kinds` runs it alone.
+//! Filter for kinds of pods, without remembered answers. First the cost of pods that may choose GPUs, share them by
+//! rule or ask for a percentage. Pods that do none of it ask in turn in two clusters: one where no pod does, and one
+//! where every bound pod does. Then come pods that do. Then come pods of several containers, the most expensive calls,
+//! by the allowed search steps: half as many as shipped, as many, and twice as many. `make bench ARGS=kinds` runs it
+//! alone.
 
 #![allow(
     clippy::expect_used,
@@ -21,7 +22,7 @@ use gpustow_ledger::{Ask, Config, Ledger};
 use load::{CARDS, NOW, diverse, facts, percentile, uuid};
 use serde_json::{Value, json};
 
-/// Containers, GPUs of each, MiB on each GPU, and what each container asks beyond the one before.
+/// Containers, GPUs of each, MiB on each GPU, and the MiB that each container asks more than the one before.
 const SEVERAL: [(&str, u64, u64, u64, u64); 7] = [
     ("1 container", 1, 1, 9_000, 0),
     ("4 containers", 4, 1, 9_000, 500),
@@ -46,7 +47,7 @@ fn main() {
 
 fn rules() {
     const NODES: usize = 1_000;
-    /// Calls of each kind; no two ask for the same.
+    /// Calls of each kind; no two requests are equal.
     const CALLS: u64 = 500;
     head(NODES, CALLS, "");
     let (mut plain, names) = cluster(NODES, &json!({}));
@@ -81,7 +82,7 @@ fn rules() {
 
 fn several(search_steps: u64) {
     const NODES: usize = 5_000;
-    /// Calls of each kind; no two ask for the same.
+    /// Calls of each kind; no two requests are equal.
     const CALLS: u64 = 60;
     head(
         NODES,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub(crate) const CARDS: usize = 8;
 /// MiB of each card.
 pub(crate) const CARD_MIB: u64 = 81_920;
-/// What pods ask for: MiB over all their GPUs, and on how many GPUs.
+/// The requests of pods: MiB over all their GPUs, and the number of GPUs.
 const MIX: [(u64, u32); 10] = [
     (2_048, 1),
     (4_096, 1),
@@ -63,7 +63,7 @@ pub(crate) fn gpunode(node: usize, cards: usize) -> GpuNodeStatus {
 pub(crate) struct Pods {
     rng: SmallRng,
     next: u64,
-    /// No two ask for the same.
+    /// No two requests are equal.
     unique: bool,
 }
 
@@ -77,7 +77,7 @@ impl Pods {
         }
     }
 
-    /// From here on no two pods ask for the same.
+    /// From here on no two pods have equal requests.
     pub(crate) fn make_unique(&mut self) {
         self.unique = true;
     }
@@ -127,8 +127,8 @@ impl Pods {
     }
 }
 
-/// The order in which kube-scheduler names the nodes: of its list, which stays as it is, two workers
-/// take pieces of √n nodes and append what passes, now one, now the other.
+/// The order in which kube-scheduler names the nodes: of its list, which stays as it is, two workers take pieces of √n
+/// nodes. They append the nodes that pass, now one, now the other.
 pub(crate) struct Order {
     rng: SmallRng,
     list: Vec<usize>,

@@ -1,5 +1,5 @@
-//! What waking costs: computing under the lock, wake-ups without result, memory. `make bench ARGS=waiting`
-//! runs it alone; copied into an older checkout it measures that one.
+//! The cost of waking: computing under the lock, wake-ups without result, memory. `make bench ARGS=waiting` runs it
+//! alone; copied into an older checkout it measures that one.
 
 #![allow(
     clippy::expect_used,
@@ -146,7 +146,7 @@ fn until_woken(kinds: usize) -> (Duration, Duration) {
     for kind in 0..kinds {
         ledger.apply_pod(waiting(kind, kind, 1_000 + kind as u64 % 30_000));
     }
-    // What waits since before is looked at first.
+    // The pods that wait already are looked at before the measurement.
     let now = Duration::from_secs(60);
     let began = Instant::now();
     for step in 0..600 {

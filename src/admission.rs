@@ -1,5 +1,5 @@
-//! Looks now and then whether the policies still hold on which the ledger relies: that no other client
-//! writes assignments, above all. A weak policy is told, and stops nothing.
+//! Looks now and then whether the policies still hold on which the ledger relies: that no other client writes
+//! assignments, above all. A weak policy is reported, and stops nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,10 +16,10 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Policies, and what is wrong with each, if anything.
+/// Policies, each with its weakness, if it has one.
 type Looked = Vec<(&'static str, Option<Weakness>)>;
 
-/// What was found at the last look, of the policies that could be read.
+/// The results of the last look, for the policies that could be read.
 #[derive(Default)]
 pub(crate) struct Found(Mutex<Looked>);
 

@@ -1,4 +1,4 @@
-//! What the handlers of kube-scheduler's calls share. What runs beside them takes the parts that it needs.
+//! The state that the handlers of kube-scheduler's calls share. Background tasks take the parts that they need.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,7 +38,7 @@ pub(crate) struct App {
     pub(crate) client: Client,
     pub(crate) ledger: Arc<Locked>,
     pub(crate) lists: Arc<Lists>,
-    /// What the administrator decides for the whole cluster.
+    /// The administrator's decisions for the whole cluster.
     pub(crate) config: Arc<Followed>,
     /// Whether the admission policies hold.
     pub(crate) policies: Arc<admission::Found>,
@@ -50,14 +50,14 @@ pub(crate) struct App {
     pub(crate) calls: Calls,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
-    /// What filter refused on a view that may be late.
+    /// Nodes that filter refused on a view that may be late.
     pub(crate) doubts: Doubts,
     pub(crate) turns: Turns,
-    /// What pods use of their GPUs.
+    /// The pods' use of their GPUs.
     pub(crate) uses: Arc<Uses>,
     /// The fence between pods and ResourceClaims cannot be.
     pub(crate) unserved: Unserved,
-    /// What panicked.
+    /// The part of the extender that panicked, if one did.
     pub(crate) panics: Panics,
 }
 

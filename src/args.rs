@@ -1,4 +1,4 @@
-//! What one process is told. What the administrator decides for the whole cluster is in the GpustowConfig.
+//! The settings of one process. The administrator's settings for the whole cluster are in the GpustowConfig.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -25,7 +25,7 @@ const MAX_ANSWER: usize = 16 << 20;
 /// A request that was not answered as hoped.
 #[derive(Debug, Error)]
 pub(crate) enum AskError {
-    /// The API server said no.
+    /// The API server refused the request.
     #[error("the API server refused: {} (status {})", .0.message, .0.code)]
     Refused(Box<Status>),
     /// The answer did not come, or cannot be read.
@@ -72,8 +72,7 @@ impl AskError {
     }
 }
 
-/// Sends a request whose refusal may say in its header when to come again. [`Client::request`] drops
-/// that.
+/// Sends a request whose refusal may name in its header when to come again. [`Client::request`] drops that header.
 ///
 /// # Errors
 /// If the API server refuses, or its answer cannot be read.
@@ -84,7 +83,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
     send_dated(client, request).await?.0
 }
 
-/// The same, with the time at which the API server answered, by its own clock.
+/// As [`send`], with the time at which the API server answered, by its own clock.
 ///
 /// # Errors
 /// If there is no answer; one that refuses has a time, too.
@@ -175,7 +174,7 @@ mod tests {
         assert_eq!(date, Some(at));
     }
 
-    /// What comes of an answer with this status, header and body.
+    /// The error from an answer with this status, header and body.
     async fn asked(status: u16, after: &str, body: &'static str) -> AskError {
         let answer = Response::builder()
             .status(status)

@@ -1,4 +1,4 @@
-//! Binding a pod: one POST that carries node and cards, and what to make of its outcome.
+//! Binding a pod: one POST that carries node and cards, and the handling of its outcome.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<()
     }
 }
 
-/// Says in log, Events and metrics what became of a bind; the error as kube-scheduler gets it.
+/// Reports the result of a bind in log, Events and metrics. The error is as kube-scheduler gets it.
 fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Failure> {
     let ExtenderBindingArgs {
         pod_name: pod,
@@ -177,7 +177,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
     Ok(())
 }
 
-/// The bound pod, and what it was assigned unless it asks for nothing.
+/// The bound pod, and its assignment unless it asks for nothing.
 type Done = Result<(Arc<PodFacts>, Option<Assigned>), BindError>;
 
 /// A pod, and how many copies of pods came from the watch before this one.
@@ -186,7 +186,7 @@ type PodCopy = (Arc<PodFacts>, u64);
 /// The number of a copy that did not come from the watch: newer than any look at the Lease.
 const NEW: u64 = u64::MAX;
 
-/// What a pod was assigned, and a sentence on why; empty if another writer assigned it.
+/// The assignment of a pod, and a sentence on why; empty if another writer assigned it.
 type Assigned = (Arc<Assignment>, String);
 
 struct Attempt<'a> {
@@ -205,12 +205,12 @@ impl Attempt<'_> {
         let known = self.app.ledger.lock().copy(self.uid);
         let mut copy = match known {
             Some(copy) if copy.0.node.is_none() && !copy.0.queued => copy,
-            // That a pod is bound, the API server alone can say: it can be restored to an older
-            // state. One that was ungated may be asked for before our watch shows that.
+            // Only the API server knows that a pod is bound: it can be restored to an older state. kube-scheduler may
+            // ask for an ungated pod before our watch shows the change.
             known => {
                 let asked = self.app.ledger.lock().copies();
                 let Some(pod) = self.read().await? else {
-                    // Filter may have reserved after the watch had told that the pod is gone.
+                    // Filter may have reserved after the watch had shown the pod's deletion.
                     self.app.ledger.lock().delete_pod(self.uid);
                     self.app.ledger.wake.notify_one();
                     return Err(BindError::Gone);
@@ -238,8 +238,8 @@ impl Attempt<'_> {
         done.map(|assigned| (pod, assigned))
     }
 
-    /// The ledger held the pod for bound and the API server does not: it is unknown what else of
-    /// the ledger's it never heard of.
+    /// The pod is bound in the ledger and unbound in the API server. Other state of the ledger may be missing there
+    /// too.
     fn unbound_again(&self, pod: &PodFacts, asked: u64) {
         tracing::warn!(
             namespace = %pod.namespace, pod = %pod.name,
@@ -300,8 +300,8 @@ impl Attempt<'_> {
         self.already(&copy.0)
     }
 
-    /// What to send for this copy of the pod: nothing if it asks for no GPU memory. From here on
-    /// its memory is held.
+    /// The assignment to send for this copy of the pod: none if it does not ask for GPU memory. From here on its memory
+    /// is held.
     async fn prepare(&self, pod: &PodFacts, copy: u64) -> Result<Option<Assigned>, BindError> {
         if pod.deleting {
             return Err(BindError::Deleting);
@@ -391,7 +391,7 @@ impl Attempt<'_> {
         within(left, post).await.map(drop)
     }
 
-    /// What the Binding writes into the pod.
+    /// The annotations that the Binding writes into the pod.
     fn notes(&self, pod: &PodFacts, assignment: &Assignment) -> BTreeMap<String, String> {
         let mut notes = assignment.annotations(&pod.uid);
         if let Some(request) = pod.asks.request() {
@@ -469,7 +469,7 @@ pub(crate) async fn confirm(app: Arc<App>) {
     }
 }
 
-/// Reads a pod again and tells the ledger what became of it.
+/// Reads a pod again and updates the ledger.
 pub(crate) async fn reread(app: &App, pod: &PodFacts) -> Result<(), AskError> {
     let asked = app.ledger.lock().copies();
     match read(app, &pod.namespace, &pod.name, &pod.uid).await? {

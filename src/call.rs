@@ -1,4 +1,4 @@
-//! What is heard of a call before anybody looks into it: who may call, and how much at once.
+//! The checks of a call before its content is read: who may call, and how much at once.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ use tokio::time::timeout;
 use crate::app::App;
 use crate::failure::{ErrorKind, Failure};
 
-/// Bytes of one call of kube-scheduler: the names of 60,000 nodes, each as long as can be, beside the largest pod.
+/// Bytes of one call of kube-scheduler: the names of 60,000 nodes, each as long as can be, and the largest pod.
 const MAX_BODY: usize = 16 << 20;
-/// Bytes of one review: two objects of the most that the API server takes, and what is around them.
+/// Bytes of one review: two objects of the largest size that the API server takes, and the text around them.
 const MAX_REVIEW: usize = 8 << 20;
 /// Bytes of all calls that are being read or answered.
 const ALL_BODIES: usize = 64 << 20;
@@ -30,7 +30,7 @@ const TOO_MUCH: &str = "gpustow: too many large calls at once";
 pub(crate) struct Calls {
     room: Arc<Semaphore>,
     coming: Mutex<Coming>,
-    /// Bytes of one call, at most, and what the caller hears of a larger one.
+    /// Bytes of one call, at most, and the error for a larger one.
     max: (usize, &'static str),
     /// The address at which calls come in, unless clients show a certificate.
     address: Option<IpAddr>,

@@ -1,10 +1,10 @@
 //! The webhook's certificate, made and renewed by the extenders themselves: it is its own authority, and
 //! no key outlives it. It is kept in a Secret, and the webhook's configuration trusts it.
 //!
-//! Every replica looks after both and none leads: before the first pod asks, no replica decides, and no pod
-//! can ask before there is a certificate. What keeps replicas apart is that each write fails if another
-//! wrote since. The configuration is read first, so that a replica that read an older Secret cannot take
-//! away what a newer one made trusted. `step` says what comes next.
+//! Every replica looks after both and none leads: before the first pod asks, no replica decides, and no pod can ask
+//! before there is a certificate. Replicas do not conflict, because each write fails if another replica wrote since.
+//! The configuration is read first, so that a replica that read an older Secret cannot withdraw trust from a newer
+//! certificate. `step` chooses the next step.
 
 mod step;
 
@@ -34,7 +34,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Until every API server has heard which authorities the configuration trusts.
 const SETTLE: Duration = Duration::from_secs(30);
-/// For other replicas to write again what they know of a Secret that is lost.
+/// For other replicas to restore a lost Secret from memory.
 const FORGOTTEN: Duration = Duration::from_secs(15);
 /// Steps in one look: each one leads to the next.
 const STEPS: usize = 4;
@@ -60,9 +60,9 @@ enum StepError {
 pub(crate) struct Keeper {
     client: Client,
     secrets: Api<Secret>,
-    /// By which the API server tells replicas apart.
+    /// The name by which the API server distinguishes replicas.
     manager: String,
-    /// What the Secret held when it last made sense.
+    /// The last usable contents of the Secret.
     kept: Option<Kept>,
     /// The certificate that comes next, and since when the configuration trusts it.
     trusted: Option<(String, Instant)>,
@@ -80,7 +80,7 @@ enum Served {
 }
 
 impl Keeper {
-    /// Also says where the certificate comes out once there is one.
+    /// Also returns the receiver of the first certificate.
     pub(crate) fn new(client: Client, identity: &str) -> (Keeper, oneshot::Receiver<Tls>) {
         let (first, comes) = oneshot::channel();
         // The API server takes 128 characters.
@@ -162,7 +162,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// The API server's time, as far as it says: it judges certificates, and this node's clock may be wrong.
+    /// The API server's time, as far as it is known. The API server judges certificates, and this node's clock may be
+    /// wrong.
     fn now(&self) -> Timestamp {
         let (own, behind) = (Timestamp::now(), self.behind.unwrap_or_default());
         own.checked_sub(behind).unwrap_or(own)
@@ -243,8 +244,8 @@ impl Keeper {
                 let write = self.secrets.replace(names::WEBHOOK_TLS, &params, &secret);
                 within(TIMEOUT, write).await?;
             }
-            // By a right on this name alone, which a POST could not use. Of two replicas that do it,
-            // the second is told of a conflict.
+            // The patch uses a right on this name alone, which a POST could not use. If two replicas patch, the second
+            // gets a conflict.
             None => {
                 let mut secret = Secret {
                     type_: Some("kubernetes.io/tls".to_owned()),
@@ -266,10 +267,10 @@ impl Keeper {
     }
 }
 
-/// What the webhook's configuration says.
+/// The state of the webhook's configuration.
 struct Configuration {
     version: String,
-    /// How many webhooks it lists. Each trusts the same.
+    /// The number of webhooks in it. Each trusts the same authorities.
     webhooks: usize,
     /// The authorities that the API server trusts for all of them, in PEM.
     bundle: String,

@@ -1,9 +1,10 @@
-//! Keeps ResourceClaims off GPUs that pods may get, and pods off GPUs that are left to claims: the fence. What DRA drivers
-//! hand out, kube-scheduler's own allocator chooses, and a DeviceTaintRule is the one thing that it heeds.
+//! Keeps ResourceClaims off GPUs that pods may get, and pods off GPUs that are left to claims: the fence.
+//! kube-scheduler's own allocator chooses the devices of DRA drivers, and it heeds nothing but a DeviceTaintRule.
 //!
-//! A rule that comes after a pod is too late, so a GPU is closed to pods until its rules have been there for a while. Each
-//! rule has a finalizer: one that is deleted by hand keeps its effect until another one has taken its place. Each leader
-//! writes its epoch into a rule before pods may get the GPU: what its predecessor still has under way fails then.
+//! A rule that comes after a pod is too late. So a GPU is closed to pods until its rules have been there for a while.
+//! Each rule has a finalizer: a rule that is deleted by hand keeps its effect until another one has taken its place.
+//! Each leader writes its epoch into a rule before pods may get the GPU: writes that its predecessor still has under
+//! way fail then.
 
 mod plan;
 mod release;
@@ -33,7 +34,7 @@ use store::{classes, listed, remove_all, served, write};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);
-/// kube-scheduler heeds a rule after so long, and has written what it allocated before.
+/// kube-scheduler heeds a rule after this time, and has written its earlier allocations by then.
 const SETTLES: Duration = Duration::from_secs(5);
 /// Before the API server is asked again whether it serves DeviceTaintRules.
 const ASK_AGAIN: Duration = Duration::from_secs(3);
@@ -48,10 +49,10 @@ const PODS_AGAIN: Duration = Duration::from_millis(500);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Writes under way at once, and those of one look.
+/// Writes under way at once, and writes of one look.
 const WIDTH: usize = 16;
 const MOST: usize = 512;
-/// Nodes of which the ledger tells at a time.
+/// Nodes that are read from the ledger at a time.
 const NODES: usize = 64;
 /// As many waiting pods are looked at.
 const PODS: u32 = 500;
@@ -80,13 +81,13 @@ pub(crate) async fn run(app: Arc<App>) {
     .await;
 }
 
-/// What one leadership remembers.
+/// The state of one leadership.
 #[derive(Default)]
 struct Known {
     watched: Option<Watched>,
     /// After a failure, until when nothing is tried.
     rests: Option<Instant>,
-    /// When the API server is asked again for what it lacked.
+    /// When the API server is asked again for DeviceTaintRules that it lacked.
     next: Option<Instant>,
     /// The fence is off, and no rule is left.
     cleared: bool,
@@ -94,7 +95,7 @@ struct Known {
     since: HashMap<String, Instant>,
     /// Rules that are or may be gone, by UID, and when they were removed last.
     removed: HashMap<String, Instant>,
-    /// Rules that were written, by what they are for, and when.
+    /// Writes by their `key`, and when they were made.
     written: HashMap<String, Instant>,
     /// The devices of GPUs as they were known last.
     devices: HashMap<String, Vec<Device>>,
@@ -167,7 +168,7 @@ impl Known {
             epoch,
             settled: settled.iter().cloned().collect(),
         };
-        // What was on its way when the rule came is there by now.
+        // By now, allocations that were under way when the rule came are in the API server.
         if !settled.is_empty() {
             for (device, consumed) in listed(&app.client).await? {
                 let sum = world.claims.entry(device).or_insert(consumed);
@@ -185,7 +186,7 @@ impl Known {
         self.perform(app, epoch, steps, now).await
     }
 
-    /// What the watches have seen, once all are complete.
+    /// The state that the watches have seen, once all are complete.
     #[expect(clippy::type_complexity, reason = "the three are used together once")]
     fn read(
         &self,
@@ -287,7 +288,7 @@ impl Known {
         Ok(waiting)
     }
 
-    /// Tells the ledger which GPUs pods may get, and says what is to be written for the others.
+    /// Sets in the ledger which GPUs pods may get, and returns the writes that the fence needs.
     fn judge(&self, app: &App, epoch: u64, world: &World<'_>, gpus: &[Gpu]) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut open: HashMap<&Arc<str>, Vec<Arc<str>>> = HashMap::new();
@@ -353,7 +354,7 @@ impl Known {
         while let Some((step, answer)) = writes.next().await {
             match answer {
                 Ok(()) => tracing::debug!(?step, "changed a rule between pods and ResourceClaims"),
-                // It has changed: the watch tells.
+                // The rule has changed: the watch shows the change.
                 Err(error) if error.status() == Some(409) => {
                     self.written.remove(&key(&step));
                 }
@@ -364,7 +365,7 @@ impl Known {
     }
 }
 
-/// What a write is for: not the same twice before its effect is seen.
+/// The purpose of a write. A write is not repeated before its effect is seen.
 fn key(step: &Step) -> String {
     match step {
         Step::Create(device, _) => format!("{}/{}/{}", device.driver, device.pool, device.name),
@@ -420,7 +421,7 @@ fn consumed<'c>(claims: impl Iterator<Item = &'c Claim>) -> HashMap<Device, Cons
     all
 }
 
-/// Namespaces and names of a pod's claims, those that were made for it too.
+/// Namespaces and names of a pod's claims, including claims that were made for it.
 fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     let spec = pod
         .spec

@@ -22,17 +22,17 @@ use crate::watch::Retry;
 /// The name of the resource in metrics and messages.
 const RESOURCE: &str = "gpustowconfigs";
 
-/// What is followed now.
+/// The configuration that the extender follows now.
 #[derive(Clone, Debug)]
 pub(crate) struct Current {
     pub(crate) spec: Arc<GpustowConfigSpec>,
-    /// The generation of the object that says so; none if there is no valid object.
+    /// The generation of the object that set this spec; none without a valid object.
     pub(crate) generation: Option<i64>,
-    /// What the object's status says, if there is an object.
+    /// The object's status, if there is an object.
     pub(crate) status: Option<GpustowConfigStatus>,
     /// Why the object as it is now is not followed.
     pub(crate) problem: Option<String>,
-    /// The API server has said whether there is an object.
+    /// The API server has answered whether there is an object.
     pub(crate) known: bool,
 }
 
@@ -54,7 +54,7 @@ impl Current {
         status.map_or(&[], |status| &status.queue_from)
     }
 
-    /// What follows from the object as it is now.
+    /// The state after the latest change of the object.
     fn after(&self, object: Option<Each<GpustowConfig>>) -> Self {
         let (spec, generation, status, problem) = match object {
             None => (Arc::default(), None, None, None),
@@ -108,7 +108,7 @@ impl Followed {
         Some(known.ok()?.ok()?.clone())
     }
 
-    /// Tells of every change from now on.
+    /// Reports every change from now on.
     pub(crate) fn changes(&self) -> watch::Receiver<Current> {
         self.0.subscribe()
     }

@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use gpustow_api::{PodFacts, PodObject};
 
-/// An object, or what is left of it.
+/// An object, or the remains of a broken one.
 #[derive(Clone, Debug)]
 pub(crate) enum Each<K> {
     /// As it should be.
     Whole(K),
-    /// Not what its type says.
+    /// It does not match its type.
     Broken(Box<Remains>),
 }
 
@@ -44,7 +44,7 @@ impl<K> Each<K> {
 }
 
 impl Each<PodObject> {
-    /// As [`PodObject::facts`]; of a broken pod what it holds.
+    /// As [`PodObject::facts`]; for a broken pod, the facts in its remains.
     pub(crate) fn facts(&self, resource: &str) -> Option<PodFacts> {
         match self {
             Self::Whole(pod) => pod.facts(resource),

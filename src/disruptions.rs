@@ -1,11 +1,11 @@
-//! Disrupts pods for others: reclaims memory that pods use beyond their requests, preempts or evicts pods for those that
-//! fragmented memory keeps waiting, and says for which pods memory is reserved. What is on, and how hard, says the
-//! GpustowConfig.
+//! Disrupts pods for others: reclaims memory that pods use beyond their requests, and preempts or evicts pods if
+//! fragmented memory keeps other pods waiting. It also notifies pods of memory that is reserved for them. The
+//! GpustowConfig sets which of these are on, and how hard they act.
 //!
-//! Which pods is the ledger's answer. Each disruption is fenced like a bind: it rests on copies of pods that came before a
-//! look at the Lease, and names the copy that it is about. A new leader first writes into every pod that was asked, so that
-//! what its predecessor still has under way fails. The victim has a condition, and so has the waiting pod, beside an
-//! annotation: the next leader goes on from those.
+//! The ledger decides which pods. Each disruption is fenced like a bind: it rests on copies of pods that came before a
+//! look at the Lease, and names the copy that it is about. A new leader first writes into every pod that was asked, so
+//! that its predecessor's requests that are still under way fail. The victim has a condition. The waiting pod has one
+//! too, and an annotation: the next leader goes on from these.
 
 mod conditions;
 mod demand;
@@ -57,14 +57,14 @@ pub(crate) async fn run(app: Arc<App>) {
     .await;
 }
 
-/// What one leadership has done.
+/// The work of one leadership so far.
 struct Disruptions {
     app: Arc<App>,
     /// Every pod that a predecessor asked was written since this epoch began.
     fenced: Option<u64>,
-    /// What waiting pods were told of their reservations.
+    /// The reservations that waiting pods were notified of.
     told: HashMap<Uid, Told>,
-    /// Pods that were told just now that their memory is free: their copies may not show it yet.
+    /// Pods that were just notified that their memory is free: their copies may not show it yet.
     told_free: HashMap<Uid, Instant>,
     /// Victims whose conditions this leadership wrote, and the pod that each names.
     marked: HashMap<Uid, Option<Uid>>,
@@ -81,7 +81,7 @@ struct Disruptions {
     defragmented: Window,
 }
 
-/// What a waiting pod was told.
+/// The reservation that a waiting pod was notified of.
 struct Told {
     cause: Cause,
     node: Arc<str>,
@@ -151,7 +151,7 @@ impl Disruptions {
                 return;
             }
             self.fenced = Some(epoch);
-            // What these writes moved is looked at again.
+            // The next look begins with the pods that these writes moved.
             if !marked.is_empty() {
                 return;
             }
@@ -175,7 +175,7 @@ impl Disruptions {
             if of.is_some_and(|uid| waits.contains(uid)) || self.perform(epoch, demand).await {
                 continue;
             }
-            // What it rests on has changed: the other victims of the same pod wait for the next look.
+            // The basis of the demand has changed: the other victims of the same pod wait for the next look.
             waits.extend(of.cloned());
         }
     }
@@ -241,7 +241,8 @@ impl Disruptions {
         self.marked.retain(|uid, _| ledger.pod(uid).is_some());
     }
 
-    /// Says on the pod what is reserved for it, and where, before any pod is disrupted for it. False if the pod has changed.
+    /// Writes on the pod which memory is reserved for it, and where, before any pod is disrupted for it. False if the
+    /// pod has changed.
     async fn announce(&mut self, reserved: &Reserved) -> bool {
         let pod = &reserved.pod;
         if !self.is_news(reserved) {
@@ -275,7 +276,8 @@ impl Disruptions {
         }
     }
 
-    /// Was the pod not told of this yet? A victim less is no news; and if there is none any more, there is nothing to wait for.
+    /// Is this reservation news for the pod? One victim less is not news. If no victim is left, there is nothing to
+    /// wait for.
     fn is_news(&self, reserved: &Reserved) -> bool {
         let Some(told) = self.told.get(&reserved.pod.uid) else {
             return reserved.cause != Cause::Reclaim || !reserved.victims.is_empty();
@@ -302,7 +304,7 @@ impl Disruptions {
         self.told.insert(reserved.pod.uid.clone(), told);
     }
 
-    /// Tells pods that have waited long what is reserved for them, and all pods which reservation ended before they had it.
+    /// Notifies pods that have waited long of their reservations, and pods of reservations that ended before their use.
     fn tell_of_reservations(&mut self, demands: &Demands) {
         for reserved in &demands.reserved {
             if reserved.cause == Cause::Reserve && self.is_news(reserved) {

@@ -63,7 +63,7 @@ pub(crate) enum EpochError {
     Leaving,
 }
 
-/// What the Lease says about who decides; of one that is gone, the default.
+/// Who decides, by the Lease. If the Lease is gone, the default.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Tenure {
     holder: String,
@@ -85,7 +85,7 @@ impl Tenure {
         }
     }
 
-    /// What no pod has borne before.
+    /// A mark that no pod has had before.
     fn mark(&self) -> String {
         let since = self.since.as_ref().map(|since| since.0.to_string());
         format!(
@@ -104,13 +104,13 @@ struct State {
     held: Option<Tenure>,
     /// The last epoch that we wrote into the Lease, and when.
     taken: Option<(u64, Instant)>,
-    /// What tells the last tenure that we tried to write, known to be written or not, in
-    /// microseconds.
+    /// When the last tenure that we tried to write began, in microseconds. It identifies the tenure, whether or not the
+    /// write is known to have succeeded.
     tried: Option<i64>,
     /// The epoch that was ours when the Lease was looked at last, and how many copies of pods had
     /// come when that look began.
     confirmed: Option<(u64, u64)>,
-    /// This replica takes no epoch any more.
+    /// This replica does not take an epoch any more.
     closed: bool,
 }
 
@@ -123,14 +123,14 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 /// How far a takeover has come; it goes on there after a failure.
 #[derive(Default)]
 struct Takeover {
-    /// What was won, whether the predecessor had left cleanly, and who is fenced.
+    /// The tenure that was won, whether the predecessor had left cleanly, and the pods that are fenced.
     won: Option<(Tenure, bool, Fence)>,
     /// Not before this.
     again: Option<Instant>,
     pauses: Option<Backoff>,
 }
 
-/// Where the tenure of now is to be told.
+/// Where to send the present tenure.
 type Answer = oneshot::Sender<Result<Tenure, AskError>>;
 
 /// This replica's part in the succession of epochs.
@@ -147,7 +147,7 @@ pub(crate) struct Epoch {
     looks: mpsc::UnboundedSender<Answer>,
 }
 
-/// What the flags say about the Lease.
+/// The settings of the Lease, from the flags.
 pub(crate) struct Settings {
     /// Its namespace.
     pub(crate) namespace: String,
@@ -307,7 +307,7 @@ impl Epoch {
         Ok(lease.is_none_or(|lease| left_cleanly(&lease)))
     }
 
-    /// Moves the Lease to the next epoch. Also says whether its last holder left cleanly.
+    /// Moves the Lease to the next epoch. Also returns whether its last holder left cleanly.
     async fn swap(&self, known: impl Fn() -> u64) -> Result<(Tenure, bool), EpochError> {
         for _ in 0..SWAPS {
             let old = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
@@ -374,12 +374,12 @@ impl Epoch {
         }
     }
 
-    /// Was `epoch` ours after pod copy number `copy` had come? Then a Binding with that copy's
-    /// resourceVersion fails once a successor has fenced, whenever it is sent. `copies` is how many
-    /// have come by now. The API server is asked unless an earlier look tells.
+    /// Was `epoch` ours after pod copy number `copy` had come? Then a Binding with that copy's resourceVersion fails
+    /// once a successor has fenced, whenever it is sent. `copies` is how many have come by now. The API server is asked
+    /// unless an earlier look has the answer.
     ///
     /// # Errors
-    /// If it was not, or the API server did not tell.
+    /// If it was not, or the API server did not answer.
     pub(crate) async fn confirm_for(
         &self,
         epoch: u64,
@@ -402,7 +402,7 @@ impl Epoch {
     /// who asked before it began.
     ///
     /// # Errors
-    /// If it is not, or the API server did not tell.
+    /// If it is not, or the API server did not answer.
     pub(crate) async fn confirm(&self, epoch: u64) -> Result<(), EpochError> {
         let seen = self.look().await?;
         let mut state = self.state();
@@ -425,8 +425,8 @@ impl Epoch {
         answered.await.map_err(|_| AskError::Timeout)?
     }
 
-    /// From here on no caller is told that this replica holds an epoch, and it takes none. A caller that was told
-    /// before may still act on it.
+    /// From here on, callers do not see this replica as the holder of an epoch, and it does not take one. A caller that
+    /// saw the epoch before may still act on it.
     pub(crate) fn close(&self) {
         self.state().closed = true;
     }
@@ -482,7 +482,7 @@ async fn look_for_all(
             waiting.push(next);
         }
         let seen = within(TIMEOUT, leases.get_opt(&name)).await;
-        // A Lease that is gone has no holder.
+        // A Lease that is gone does not have a holder.
         let seen = seen.map(|lease| lease.as_ref().map(Tenure::of).unwrap_or_default());
         for answer in waiting {
             let copy = match &seen {

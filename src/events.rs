@@ -23,17 +23,17 @@ const QUEUE: usize = 4096;
 /// So many Events are sent in any period: an Event costs the API server about as much as a Binding, and binds come first.
 const BURST: usize = 20;
 const PERIOD: Duration = Duration::from_secs(2);
-/// The same refusal of the same pod is told again after this long.
+/// The same refusal of the same pod is reported again after this long.
 const AGAIN: Duration = Duration::from_secs(300);
 /// Refusals remembered; beyond that all are forgotten.
 const MEMORY: usize = 20_000;
 /// Bytes of a note that the API server takes.
 const NOTE: usize = 1024;
 
-/// An Event and what it is about.
+/// An Event and the object that it is about.
 type Message = (Event, ObjectReference);
 
-/// Tells one kind of refusal from another.
+/// Distinguishes one kind of refusal from another.
 fn hash_of(kind: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     kind.hash(&mut hasher);
@@ -42,10 +42,10 @@ fn hash_of(kind: &str) -> u64 {
 
 /// Sends Events without making anybody wait.
 pub(crate) struct Events {
-    /// Refusals go before assignments: the pod itself shows those.
+    /// Refusals go before assignments: the pod itself shows its assignment.
     refusals: mpsc::Sender<Message>,
     assignments: mpsc::Sender<Message>,
-    /// By pod UID: what kind of refusal was told last, and when.
+    /// By pod UID: the kind of refusal that was reported last, and when.
     told: DashMap<Arc<str>, (u64, Instant)>,
 }
 
@@ -84,12 +84,12 @@ impl Events {
         }
     }
 
-    /// Tells what happened as it should.
+    /// Writes an Event of type Normal.
     pub(crate) fn tell(&self, kind: Kind, about: &(impl About + ?Sized), note: String) {
         self.send(EventType::Normal, kind, about, note);
     }
 
-    /// Tells what people should look at.
+    /// Writes an Event of type Warning, which people should look at.
     pub(crate) fn warn(&self, kind: Kind, about: &(impl About + ?Sized), note: String) {
         self.send(EventType::Warning, kind, about, note);
     }
@@ -135,8 +135,7 @@ impl Events {
         self.warn(Kind::ConfigUnreadable, &TheConfig, note);
     }
 
-    /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
-    /// to be told.
+    /// The pod fits nowhere. `kind` distinguishes one refusal from another. The note is only made if it is reported.
     pub(crate) fn refused(&self, pod: &PodFacts, kind: u64, note: impl FnOnce() -> String) {
         self.refused_as(pod, kind, Kind::MemoryUnavailable, note);
     }
@@ -155,7 +154,8 @@ impl Events {
         self.warn(as_, pod, note());
     }
 
-    /// No node could hold the pod if it were empty. A refusal by filter, which has the reasons, is not told again so.
+    /// No node could hold the pod if it were empty. A refusal by filter, which has the reasons, is not repeated in this
+    /// form.
     pub(crate) fn hopeless(&self, pod: &PodFacts) {
         let told = self.told.get(&pod.uid).map(|told| told.0);
         self.refused(pod, told.unwrap_or_else(|| hash_of("hopeless")), || {
@@ -215,7 +215,7 @@ impl Events {
     /// The pod was ungated.
     pub(crate) fn ungated(&self, pod: &PodFacts, why: Ungate) {
         let why = match why {
-            // Its assignment is told soon.
+            // An Event about its assignment follows soon.
             Ungate::Room => return,
             Ungate::MayPreempt => "pods of lower priority can be preempted for it",
             Ungate::NoNode => "it does not fit on any node, even an empty one",
@@ -298,7 +298,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What the extender was doing.
+    /// The extender's action that the Event reports.
     fn action(self) -> &'static str {
         match self {
             Self::Assigned => "Binding",
@@ -315,7 +315,7 @@ impl Kind {
     }
 }
 
-/// What an Event can be about.
+/// An object that an Event can be about.
 pub(crate) trait About {
     fn about(&self) -> ObjectReference;
 }
@@ -378,7 +378,7 @@ fn event(type_: EventType, kind: Kind, mut note: String) -> Event {
     }
 }
 
-/// Where the pod went and what stays free there.
+/// The pod's place, and the memory that stays free there.
 fn placed(assigned: &Assignment, node: &str, view: Option<&NodeView>) -> String {
     let cards = view.map_or(&[][..], |view| &view.cards);
     let shares = assigned.charges.iter().map(|(uuid, mib)| {

@@ -1,4 +1,4 @@
-//! What a replica does again and again while it leads.
+//! Work that a replica repeats while it leads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ impl App {
     }
 }
 
-/// Calls `look` every so often while this replica leads, for as long as the process runs. What `look` knows is forgotten when
-/// this replica no longer leads.
+/// Calls `look` every so often while this replica leads, for as long as the process runs. The state of `look` is
+/// dropped when this replica no longer leads.
 pub(crate) async fn while_leading<S: Default>(
     app: Arc<App>,
     every: Duration,

@@ -142,7 +142,7 @@ pub async fn serve(
     tokio::select! {
         () = verbs => {}
         () = overdue => tracing::warn!("kube-scheduler holds a call open"),
-        // Its successor fences what is under way.
+        // Its successor fences the binds that are under way.
         part = app.panics.noted() => bail!("{part} panicked"),
     }
     drain(&app).await;
@@ -159,7 +159,7 @@ pub struct Extender {
 }
 
 impl Extender {
-    /// Says nothing to anybody yet.
+    /// An extender that does not send anything yet.
     ///
     /// # Errors
     /// If its metrics cannot be set up.
@@ -168,7 +168,7 @@ impl Extender {
         Ok(Self { app })
     }
 
-    /// Starts what runs beside kube-scheduler's calls, for as long as the runtime does.
+    /// Starts the tasks that run in parallel with kube-scheduler's calls, for as long as the runtime does.
     pub fn start(&self) {
         let app = self.app.clone();
         let App {
@@ -270,7 +270,7 @@ async fn lead_if_none_does(app: Arc<App>) {
 async fn drain(app: &App) {
     let done = async {
         binds_done(app).await;
-        // A call that came since may have been told of the epoch.
+        // A call that came since may have read the epoch.
         app.epoch.close();
         binds_done(app).await;
     };

@@ -1,4 +1,4 @@
-//! The ledger behind its lock, with its clock and those who are told when it changes.
+//! The ledger behind its lock, with its clock and the notifications of its changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Locked {
 }
 
 impl Locked {
-    /// A panic under the lock is noted in `panics`: what is in the ledger then is not to be trusted.
+    /// A panic under the lock is noted in `panics`: the ledger's state is not to be trusted then.
     pub(crate) fn new(config: Config, panics: Panics) -> Self {
         Self {
             ledger: Mutex::new(Ledger::new(config)),

@@ -1,5 +1,5 @@
-//! What Prometheus sees of the extender. Sums over the cluster are taken from the ledger at the
-//! scrape; nothing here grows with the cluster unless `--metrics-per-gpu` asks for it.
+//! The extender's metrics for Prometheus. Sums over the cluster are taken from the ledger at the scrape. Nothing here
+//! grows with the cluster unless `--metrics-per-gpu` asks for it.
 
 mod calls;
 mod cluster;
@@ -37,7 +37,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     models: Mutex<Models>,
     pub(crate) calls: Calls,
-    /// Waiting pods told of room.
+    /// Wake-ups of waiting pods because of free memory.
     pub(crate) woken: IntCounter,
     nominations: IntCounterVec,
     disruptions: IntCounterVec,
@@ -53,7 +53,7 @@ pub(crate) struct Metrics {
     undecodable: IntGaugeVec,
 }
 
-/// What is taken from the ledger at a scrape.
+/// The state that a scrape shows, most of it from the ledger.
 pub(crate) struct Totals {
     /// Every node with GPUs.
     pub(crate) nodes: Vec<NodeView>,
@@ -67,7 +67,7 @@ pub(crate) struct Totals {
     pub(crate) earmarks_ended: Vec<(Cause, ledger::Ended, u64)>,
     /// Pods that an earlier extender may still bind.
     pub(crate) unfenced: usize,
-    /// What the pods that wait for room ask for, and which of them wait for others of their gang.
+    /// The requests of the pods that wait for room, and whether each pod waits for others of its gang.
     pub(crate) waiting: Vec<(Arc<Request>, bool)>,
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
@@ -75,9 +75,9 @@ pub(crate) struct Totals {
     pub(crate) queued: Queued,
     /// How many placeholders there are.
     pub(crate) placeholders: usize,
-    /// The admission policies that were read, and what is wrong with each, if anything.
+    /// The admission policies that were read, each with its weakness, if it has one.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
-    /// What containers request, and what they should.
+    /// The requests of containers, and the advised requests.
     pub(crate) figures: Arc<[Figure]>,
     /// This replica leads.
     pub(crate) leads: bool,
@@ -158,7 +158,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Shows at 0 what has not happened.
+    /// Shows series at 0 before their first event.
     fn begin(&self) {
         let begin = |counters: &IntCounterVec, values: &[&str]| {
             counters.with_label_values(values);

@@ -1,11 +1,11 @@
-//! A panic in the extender: the process ends with an error, and the kubelet starts another one. What is only in
-//! memory may be lost at any moment, and a process that lacks a feature but says that it is well is of no use.
+//! A panic in the extender: the process ends with an error, and the kubelet starts another one. State that is only in
+//! memory may be lost at any moment. A process that lacks a feature but reports itself healthy is useless.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// What panicked first, if anything did.
+/// The part of the extender that panicked first, if one did.
 #[derive(Clone, Debug)]
 pub(crate) struct Panics(Arc<watch::Sender<Option<&'static str>>>);
 
@@ -44,7 +44,7 @@ impl Panics {
         }
     }
 
-    /// What panicked, so far.
+    /// The part that panicked first, if one did so far.
     pub(crate) fn what(&self) -> Option<&'static str> {
         *self.0.borrow()
     }

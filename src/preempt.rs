@@ -21,7 +21,7 @@ const ENOUGH: usize = 100;
 /// victim: kube-scheduler takes that for a failure.
 ///
 /// # Errors
-/// With a text for the log; the protocol has no place for it.
+/// With a text for the log; the protocol lacks a field for it.
 pub(crate) async fn preempt(
     app: &Arc<App>,
     args: ExtenderPreemptionArgs,
@@ -61,7 +61,7 @@ pub(crate) async fn preempt(
         // This replica may have been frozen, and another decides.
         let ours = app.epoch.confirm(epoch).await;
         ours.map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))?;
-        // The answer took time: what is chosen rests on what is known after it.
+        // The confirmation took time: the victims are chosen again from the present state.
         answer = choose();
     }
     if let Some(node) = disrupted_on().filter(|node| before.as_ref() != Some(node)) {
@@ -90,7 +90,7 @@ fn choose(
 ) -> BTreeMap<String, MetaVictims> {
     // Of a node without victims, only fragmented memory keeps the pod off: there the switches decide.
     let asks = candidates.iter().any(|(_, it)| it.pods.is_empty());
-    // What this call cannot afford to look at, a later one begins with.
+    // A later call begins with the nodes that this call cannot afford to look at.
     let (mut steps, copies, may_add) = {
         let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
         let may_add = asks && ledger.may_preempt_fragmented(pod, now);
@@ -100,7 +100,7 @@ fn choose(
     let (behind, ahead) = candidates.split_at(first);
     let mut answer = BTreeMap::new();
     let mut others = Vec::new();
-    // Nodes that need no more victims are the better ones, and looked at fast.
+    // Nodes that do not need more victims are the better ones, and are quick to look at.
     for (node, victims) in ahead.iter().chain(behind) {
         if answer.len() == ENOUGH {
             break;
@@ -148,8 +148,8 @@ fn changed(mut victims: MetaVictims, added: &Victims, spared: &Victims) -> MetaV
     victims
 }
 
-/// Can CPU, memory and GPU memory alone have made kube-scheduler choose victims for this pod? What else
-/// a victim may stand in the way of, such as ports or other pods' affinity, the extender cannot tell.
+/// Can CPU, memory and GPU memory alone have made kube-scheduler choose victims for this pod? The extender does not see
+/// other reasons for a victim, such as ports or other pods' affinity.
 fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let known = |name: &String| name == "cpu" || name == "memory" || name == resource;

@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// What became of a placeholder's creation; as a string, the `result` label.
+/// The result of a placeholder's creation; as a string, the `result` label.
 pub(crate) const CREATED: &str = "created";
 pub(crate) const REFUSED: &str = "refused";
 
@@ -44,23 +44,23 @@ pub(crate) async fn run(app: Arc<App>) {
     .await;
 }
 
-/// What one leadership remembers.
+/// The state of one leadership.
 #[derive(Default)]
 struct Known {
     /// When the next look is due.
     next: Option<Instant>,
     /// Since when pods have needed a node, by UID.
     since: HashMap<Arc<str>, Instant>,
-    /// What failed is not tried again before this, by UID.
+    /// When a failed action may be tried again, by UID.
     rests: HashMap<Arc<str>, Instant>,
-    /// Placeholders that no node answers and whose owner has been told, by UID.
+    /// Placeholders that no node answers and whose owner has been notified, by UID.
     told: HashSet<Arc<str>>,
 }
 
 impl Known {
     async fn look(&mut self, app: &App, epoch: u64) {
         let now = Instant::now();
-        // Until the configuration is known it does not say that there are to be no placeholders.
+        // An unknown configuration does not mean that there are to be no placeholders.
         if self.next.is_some_and(|next| now < next) || !app.config.current().known {
             return;
         }
@@ -103,7 +103,7 @@ impl Known {
         }
     }
 
-    /// Those placeholders whose owner has not been told yet that no node comes.
+    /// The placeholders whose owner has not been notified yet that no node comes.
     fn untold(
         &mut self,
         present: &[Arc<PodFacts>],
@@ -131,7 +131,7 @@ impl Known {
             Ok(_) => {
                 tracing::info!(namespace = %pod.namespace, pod = %pod.name, "deleted a placeholder: no pod needs it");
             }
-            // It has changed: the watch tells.
+            // The placeholder has changed: the watch shows the change.
             Err(error) if error.status() == Some(409) => return,
             Err(error) if error.status() == Some(404) => {}
             Err(error) => {
@@ -165,7 +165,7 @@ impl Known {
     }
 }
 
-/// Tells the owner of a placeholder that no node comes.
+/// Notifies the owner of a placeholder that no node comes.
 fn tell(app: &App, placeholder: &PodFacts) {
     let owner = placeholder.placeholder_owner();
     let owner = owner.and_then(|uid| app.ledger.lock().pod(uid));

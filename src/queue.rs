@@ -1,9 +1,10 @@
 //! The queue: pods wait with our scheduling gate while others wait for room, and cost kube-scheduler nothing.
 //!
-//! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the status of the
-//! GpustowConfig says which new pods are queued, and each queued pod is told its position. Ungating is fenced like a bind: it rests
-//! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
-//! all the same gives the pod no room: at filter no pod gets what one before it in turn would take.
+//! The ledger decides whose turn it is ([`gpustow_ledger::Ledger::wake`]). This module takes the gate off and reports
+//! to each queued pod its position. It also writes into the status of the GpustowConfig which new pods are queued.
+//! Ungating is fenced like a bind: it rests on a copy of the pod that came before a look at the Lease, and names that
+//! copy. An ungating that arrives after a takeover does not give the pod room: at filter, a pod does not get memory
+//! that a pod before it in turn would take.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(250);
 const LINGER: Duration = Duration::from_secs(30);
 /// The same value is written again after so long if the watch does not show it.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
-/// Between two looks at which pods to tell their place, and how many are told in one: Events go out at such a rate.
+/// Between two looks for positions to report, and the positions that one look reports: Events go out at such a rate.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL: usize = 10;
 /// Between two lines of the log about the same failure.
@@ -45,7 +46,7 @@ const STALLED: Duration = Duration::from_secs(15);
 /// ... and, once it has, not again for so long.
 const TAKE_EVERY: Duration = Duration::from_secs(600);
 
-/// What became of it; as a string, the `result` label.
+/// The result of ungating; as a string, the `result` label.
 pub(crate) const RESULTS: [&str; 2] = ["done", "failed"];
 
 /// Takes the gate off a pod; gives up where that can wait for the ledger's next look.
@@ -75,7 +76,7 @@ pub(crate) async fn ungate(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, wh
             return;
         }
         sleep(PAUSE.max(error.retry_after())).await;
-        // Another client has changed it, or the answer was lost: what the watch shows by now.
+        // Another client has changed the pod, or the answer was lost: the copy from the watch decides.
         let known = app.ledger.lock().pod(&pod.uid);
         match known {
             Some(known) if known.queued && !known.gated && !known.deleting => pod = known,
@@ -110,7 +111,7 @@ struct Stalled {
 }
 
 impl Stalled {
-    /// Those that have stalled for long enough.
+    /// Pods that have stalled for more than `STALLED`.
     fn look(&mut self, app: &App) -> Vec<Arc<PodFacts>> {
         let now = app.ledger.now();
         let mut pods = app.ledger.lock().stalled(now);
@@ -146,7 +147,7 @@ impl Stalled {
     }
 }
 
-/// Keeps the flag and tells pods their positions, for as long as the process runs, while this replica leads.
+/// Keeps the flag and reports positions to pods, for as long as the process runs, while this replica leads.
 pub(crate) async fn run(app: Arc<App>) {
     while_leading(app, LOOK, async |known: &mut (Flag, Told), app, epoch| {
         let (flag, told) = known;
@@ -159,8 +160,8 @@ pub(crate) async fn run(app: Arc<App>) {
 /// Takes over from a leader that does not ungate a pod, for as long as the process runs, while this replica stands by.
 pub(crate) async fn stand_by(app: Arc<App>) {
     let mut stalled = Stalled::default();
-    // Does it try to take over, and when has it? What failed is tried again: the Lease may name this replica already, and
-    // where all pods are queued no call has another lead.
+    // Does it try to take over, and when did it succeed? A failed try is repeated: the Lease may name this replica
+    // already, and where all pods are queued, no call makes another replica lead.
     let (mut tries, mut taken): (bool, Option<Instant>) = (false, None);
     loop {
         sleep(LOOK).await;
@@ -198,7 +199,7 @@ struct Flag {
     wanted: Vec<(QueueFrom, Instant)>,
     /// It was looked at since this replica leads.
     begun: bool,
-    /// What was written last and when: the watch shows it a little later.
+    /// The value that was written last, and when: the watch shows it a little later.
     wrote: Option<(Vec<QueueFrom>, Instant)>,
     /// When a failure was logged last.
     warned: Option<Instant>,
@@ -234,7 +235,8 @@ impl Flag {
         }
     }
 
-    /// Pods wait because of which these are to be queued. What lingers and is a part of that is forgotten.
+    /// Takes in which new pods must be queued because pods wait. A lingering entry is forgotten if a new entry covers
+    /// it.
     fn note(&mut self, wanting: &[QueueFrom]) {
         self.wanted.retain(|(from, at)| {
             at.elapsed() < LINGER && !wanting.iter().any(|it| it.covers(from))
@@ -263,7 +265,7 @@ impl Flag {
     }
 }
 
-/// Who was told its place.
+/// Pods whose position was reported to them.
 #[derive(Default)]
 struct Told {
     pods: HashSet<Arc<str>>,

@@ -79,7 +79,7 @@ fn json(answer: &impl Serialize) -> Response {
     }
 }
 
-/// Names of candidate nodes, or what is wrong with the call.
+/// Names of candidate nodes, or the error in the call.
 fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, Failure> {
     match &args.node_names {
         None if args.has_nodes => Err(Failure::new(
@@ -192,7 +192,7 @@ fn decide<'a>(
     verdict
 }
 
-/// Says once, to everybody, that a pod fits nowhere.
+/// Reports once, in all places, that a pod fits nowhere.
 fn refused(app: &App, pod: &PodFacts, names: &[&str], verdict: &Filtered<'_>) {
     let mut counts: BTreeMap<Reason, usize> = BTreeMap::new();
     for (_, reason) in &verdict.refused {
@@ -235,8 +235,8 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], verdict: &Filtered<'_>) {
     });
 }
 
-/// What the pod is told. Where no node could hold it, however empty it were, nothing that becomes free helps. If these
-/// nodes are a sample, how many they are.
+/// The text for the pod. If no node could hold it, however empty it were, nothing that becomes free helps. `sample` is
+/// the number of these nodes, if they are a sample.
 fn refusal(
     pod: &PodFacts,
     counts: &BTreeMap<Reason, usize>,
@@ -277,7 +277,7 @@ fn refusal(
     )
 }
 
-/// Answers zeros where it cannot tell: the protocol has no place for an error.
+/// Answers zeros where it cannot score nodes: the protocol lacks a field for an error.
 async fn on_prioritize(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
     let args: Result<ExtenderArgs<'_>, _> = call.read("prioritize");
@@ -371,7 +371,7 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
         let text = "the webhook does not have a certificate yet: see the log\n";
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     } else if missing.is_empty() {
-        // Weak policies are told, and are no reason to schedule nothing.
+        // Weak policies are reported, and are not a reason to stop scheduling.
         format!("ok\n{}", app.policies.warnings()).into_response()
     } else {
         let text = format!("still reading {}\n", missing.join(", "));

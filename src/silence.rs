@@ -1,4 +1,4 @@
-//! Tells of agents that do not report, by an Event on their node.
+//! Reports silent agents, by an Event on their node.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::app::App;
 
 /// Between two looks, at most; a short `scheduling.staleAfter` is looked at more often.
 const LOOK: Duration = Duration::from_secs(10);
-/// Nodes of one look that are told of. Where more fall silent at once it is not the agents.
+/// Silent nodes that one look reports. If more fall silent at once, the agents are not the cause.
 const MOST: usize = 16;
 /// Nodes that are looked at before filter has its turn.
 const AT_ONCE: usize = 256;
 
-/// Writes an Event on each node whose report goes stale, until the process ends. Only the replica that
-/// leads writes it, and only for reports that it saw go stale: an earlier one told of the others.
+/// Writes an Event on each node whose report goes stale, until the process ends. Only the leader writes it, and only
+/// for reports that it saw go stale: an earlier leader reported the others.
 pub(crate) async fn run(app: Arc<App>) {
     let (ledger, config) = (&app.ledger, &app.config);
     let mut heard: HashSet<Arc<str>> = HashSet::new();

@@ -33,7 +33,7 @@ fn is_gated(pod: &Pod) -> bool {
 
 /// Every pod that has the gate.
 async fn gated(pods: &Api<Pod>) -> Result<Vec<Pod>, AskError> {
-    // A bound pod has no gate.
+    // A bound pod is not gated.
     let mut params = ListParams::default().fields("spec.nodeName=").limit(PAGE);
     let mut all = Vec::new();
     loop {
@@ -51,7 +51,7 @@ async fn gated(pods: &Api<Pod>) -> Result<Vec<Pod>, AskError> {
     }
 }
 
-/// Removes the gate from this very copy of the pod, and leaves those of others.
+/// Removes our gate from this very copy of the pod, and leaves the gates of others.
 async fn ungate(client: &Client, pod: &Pod) -> Result<(), AskError> {
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let patch = json!({

@@ -1,6 +1,6 @@
-//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. One that is queued
-//! is ungated instead. A pod that was refused on the nodes that kube-scheduler showed, and fits on another,
-//! is nominated there by the same write; a nomination that is of no use any more is ended.
+//! Notifies kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. A queued pod is
+//! ungated instead. The write also nominates a pod to a node if the pod was refused on the nodes that kube-scheduler
+//! showed, and fits on another. A nomination that is not useful any more is ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -70,8 +70,9 @@ impl Waker {
         }
     }
 
-    /// Wakes those that `epoch` found room for. Where a successor decides by now, these are its last: kube-scheduler
-    /// beside us may have put them to sleep on our word, and if it still leads, we decide again as soon as it asks.
+    /// Wakes pods that `epoch` found room for. If a successor decides by now, these are its last: the kube-scheduler
+    /// next to us may have put them to sleep because of our answers. If it still leads, we decide again as soon as it
+    /// asks.
     async fn wake_all(&self, pods: &[Arc<PodFacts>], epoch: u64) {
         if let Err(EpochError::Ask(error)) = self.app.epoch.confirm(epoch).await {
             tracing::debug!(%error, "cannot find out which replica leads: no pod is woken yet");
@@ -129,7 +130,7 @@ impl Waker {
         for pod in void {
             match self.patch(&pod, None).await {
                 Ok(()) => self.app.metrics.nominated("ended"),
-                // It has changed, or is gone: the watch will tell.
+                // The pod has changed, or is gone: the watch will show it.
                 Err(error) if matches!(error.status(), Some(404 | 409)) => {}
                 Err(error) => {
                     self.app.metrics.nominated("failed");

@@ -1,4 +1,4 @@
-//! Does ahead what filter would make kube-scheduler wait for.
+//! Computes answers ahead, so that kube-scheduler does not wait for them in filter.
 
 use std::sync::Arc;
 use std::time::Duration;

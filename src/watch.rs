@@ -60,7 +60,7 @@ impl List {
         }
     }
 
-    /// What the watch shows from now on. An earlier receiver gets no more.
+    /// The versions that the watch shows from now on. An earlier receiver gets no more.
     pub(crate) fn shown(&self) -> Shown {
         let (listener, shown) = mpsc::unbounded_channel();
         *self.listener() = Some(listener);
@@ -132,7 +132,7 @@ impl Lists {
         }
     }
 
-    /// Those that have never been in.
+    /// The names of the lists that have never been in.
     #[must_use]
     pub(crate) fn missing(&self) -> Vec<&'static str> {
         let missing = self
@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// What we bind and read while a list is on its way, it cannot know.
+    /// A list cannot contain our binds and reads while it is on its way.
     #[tokio::test]
     async fn list_counts_from_when_it_was_asked_for() {
         let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(reset.recv().await, Some(before));
     }
 
-    /// What was written before that version is in the ledger then, too: a takeover relies on it.
+    /// Objects that were written before that version are in the ledger then, too: a takeover relies on it.
     #[tokio::test]
     async fn version_is_reached_once_the_ledger_has_it() {
         let service = service_fn(|request: Request<kube::client::Body>| async move {

@@ -1,5 +1,5 @@
-//! Admits pods that carry a key of gpustow's, and warns who writes a template of such pods: reads the API server's reviews
-//! and answers what [`gpustow_admission`] says. Every replica serves, whether it leads or not.
+//! Admits pods that carry a key of gpustow's, and warns the author of a template of such pods. It reads the API
+//! server's reviews, and [`gpustow_admission`] decides the answers. Every replica serves, whether it leads or not.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ const BOUNDS: Bounds = Bounds {
     // API servers call a replica on until they hear that it goes.
     farewell: Duration::from_secs(5),
 };
-/// For what an answer depends on, below the time that the API server waits.
+/// For the reads that an answer depends on, below the time that the API server waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What an operator may set about the webhook.
@@ -76,8 +76,8 @@ struct Webhook {
     config: Arc<Followed>,
 }
 
-/// Serves the webhook, if it is wanted, until the extender drains; the answer ends when it has ended. Until `ready` is set,
-/// it has no certificate and serves no client.
+/// Serves the webhook, if it is wanted, until the extender drains; the answer ends when it has ended. Until `ready` is
+/// set, it lacks a certificate and does not serve clients.
 ///
 /// # Errors
 /// If its address is in use or its certificate cannot be used.
@@ -142,7 +142,7 @@ impl FromRequest<Arc<Webhook>> for Call {
 type NoAnswer = &'static str;
 
 impl Webhook {
-    /// What the administrator decides.
+    /// The administrator's decisions.
     async fn config(&self) -> Result<Current, NoAnswer> {
         let current = self.config.known(PATIENCE).await;
         current.ok_or("gpustow cannot read its GpustowConfig yet: try again")
@@ -172,7 +172,7 @@ impl Webhook {
         })
     }
 
-    /// What becomes of the request; the inner error is the reason to refuse it.
+    /// The decision about the request; the inner error is the reason to refuse it.
     async fn judge(
         &self,
         request: &Value,
@@ -238,7 +238,7 @@ async fn on_resize(State(webhook): State<Arc<Webhook>>, call: Call) -> Response 
     answer(&webhook, &call, true).await
 }
 
-/// What the API server is told: how to change the pod, what its author is warned of, or why it is refused.
+/// The answer to the API server: how to change the pod, the warnings for its author, or why it is refused.
 async fn answer(webhook: &Webhook, call: &Call, resizes: bool) -> Response {
     let review: Value = match call.read("admit") {
         Ok(review) => review,

@@ -1,7 +1,7 @@
 //! kube-scheduler's extender protocol, `k8s.io/kube-scheduler/extender/v1`.
 //!
-//! The Go types have no JSON tags: keys are Go field names, nothing is omitted, nil is `null`, and
-//! the decoder on the other side ignores case. So does this one.
+//! The Go types lack JSON tags: keys are Go field names, nothing is omitted, nil is `null`, and the decoder on the
+//! other side ignores case. So does this one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -86,10 +86,10 @@ pub struct ExtenderFilterResult<'a> {
     pub nodes: Option<()>,
     /// The nodes that pass.
     pub node_names: Option<Vec<&'a str>>,
-    /// Always `null`: what we refuse, the scheduler's own dry run of a preemption cannot cure.
+    /// Always `null`: the scheduler's own dry run of a preemption cannot cure our refusals.
     pub failed_nodes: Option<()>,
-    /// Refused nodes and why; empty if a node passes, for then kube-scheduler does not read it: what is in neither
-    /// list counts as refused in the same way.
+    /// Refused nodes and why. It is empty if a node passes, because kube-scheduler does not read it then: a node in
+    /// neither list counts as refused in the same way.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, &'a str)>,
     /// Ends the pod's scheduling attempt with this text, unless empty.

@@ -1,4 +1,4 @@
-//! The extender's loops: what each computes under the lock.
+//! The extender's loops: the computation of each under the lock.
 
 use std::cmp::Reverse;
 use std::hint::black_box;
@@ -22,7 +22,7 @@ const SLICE: usize = 256;
 const LIMIT: usize = 10;
 
 impl World {
-    /// Whether new pods are queued, and who is told its position.
+    /// Asks whether new pods are queued, and which pods are queued in which order.
     pub(crate) fn queue(&mut self, at: Duration) {
         if self.on == Some(Feature::Queue) {
             self.hold(at, "queue", |ledger, _| {
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// What the extender does once a second for the means.
+    /// The extender's work once a second for the means.
     pub(crate) fn look(&mut self, at: Duration) {
         if self.on.is_none_or(|feature| feature == Feature::Queue) {
             return;
@@ -69,7 +69,7 @@ impl World {
         assert_eq!(helped, 0, "a waiting pod is helped");
     }
 
-    /// Looks at some nodes, and says after which pause it goes on.
+    /// Looks at some nodes, and returns the pause until the next look.
     pub(crate) fn shortages(&mut self, at: Duration) -> Duration {
         if self.on != Some(Feature::Reclaim) {
             return LOOK;

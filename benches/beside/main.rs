@@ -1,9 +1,9 @@
-//! What `/filter` waits for beside 16 kinds of pods that wait and that no feature can help, on 500 and 5,000 nodes, with
+//! The waits of `/filter` when 16 kinds of pods wait and no feature can help them. It runs on 500 and 5,000 nodes, with
 //! each feature on and off. `make bench ARGS=beside` runs it alone.
 //!
-//! Time is virtual and costs are real: each part of the extender holds the ledger's lock when its loop would, for as long as
-//! it computes, and a call that comes meanwhile waits. Computing is what the thread spends, so other programs of the
-//! machine only spoil its caches.
+//! Time is virtual and costs are real: each part of the extender holds the ledger's lock when its loop would. It holds
+//! the lock as long as it computes, and a call that comes meanwhile waits. Computing is the thread's CPU time, so other
+//! programs of the machine only spoil its caches.
 
 #![allow(
     clippy::expect_used,
@@ -32,11 +32,11 @@ use world::World;
 const SIZES: [usize; 2] = [500, 5_000];
 pub(crate) const KINDS: usize = 16;
 const ROUNDS: u64 = 3;
-/// What is measured, after a while in which all loops have looked.
+/// The measured time, after a while in which all loops have looked.
 pub(crate) const WARM_UP: Duration = Duration::from_secs(10);
 pub(crate) const LASTS: Duration = Duration::from_secs(40);
 
-/// What the administrator has turned on: one feature, or none.
+/// The configuration of the administrator: one feature is on, or none.
 pub(crate) fn config(on: Option<Feature>) -> Config {
     let mut spec = gpustow_settings::cautious();
     match on {
@@ -52,7 +52,7 @@ pub(crate) fn config(on: Option<Feature>) -> Config {
     gpustow_settings::ledger(&spec)
 }
 
-/// What a waiting pod requests of each card.
+/// The request of a waiting pod on each card.
 fn request(on: Feature) -> u64 {
     match on {
         Feature::Reclaim => BY_THE_BOOKS,
@@ -115,6 +115,6 @@ fn row(nodes: usize, name: &str, runs: &[Figures], off: &[Figures]) {
 pub(crate) struct Figures {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
-    /// The longest that the lock was held, and what for.
+    /// The longest hold of the lock, and its purpose.
     pub(crate) longest: (f64, &'static str),
 }

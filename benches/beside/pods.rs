@@ -1,4 +1,4 @@
-//! The pods: those that stay, those of low priority that may use more than they request, those that wait, and new ones.
+//! The pods: pods that stay, pods of low priority that may use more than they request, waiting pods, and new ones.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use crate::load::{facts, node_name, uuid};
 
-/// Of each card: what a pod holds that stays, what one of low priority holds that may move, what that one uses beyond it,
-/// and what programs use that are no pods.
+/// The memory on each card: of a pod that stays, and of a low-priority pod that may move. Then the use of the latter
+/// beyond its request, and the use of programs outside of pods.
 pub(crate) const STAYS: u64 = 30_000;
 pub(crate) const LOW: u64 = 20_000;
 pub(crate) const BORROWED: u64 = 5_000;
 pub(crate) const UNMANAGED: u64 = 5_000;
-/// What a waiting pod requests of each card: more than one has without the low one, or more than is free in fact when that
-/// one gives back what it borrows, though its request is free.
+/// The request of a waiting pod on each card. `NOWHERE` is more than a card has without the low-priority pod. The other
+/// is free by the requests, but more than is free in fact once that pod gives back its borrowed memory.
 pub(crate) const NOWHERE: u64 = 60_000;
 pub(crate) const BY_THE_BOOKS: u64 = 28_000;
 

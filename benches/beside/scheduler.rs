@@ -1,4 +1,4 @@
-//! kube-scheduler: what it shows, and what it asks for pods that come and for those that wait.
+//! kube-scheduler: the nodes that it passes, and its calls for new and for waiting pods.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::load::facts;
 use crate::pods::{gate, pod};
 use crate::world::{Due, World};
 
-/// Until the watch tells of a write.
+/// Until the watch shows a write.
 const PATCH: Duration = Duration::from_millis(10);
 /// Until kube-scheduler asks about a pod that the watch shows.
 const SEEN: Duration = Duration::from_millis(1);
@@ -22,7 +22,7 @@ const SEEN: Duration = Duration::from_millis(1);
 const RUN: usize = 200;
 
 impl World {
-    /// What kube-scheduler shows, by its shipped setting.
+    /// The nodes that kube-scheduler passes, by its shipped setting.
     pub(crate) fn shown(&mut self) -> Vec<String> {
         let nodes = self.names.len();
         let shown = nodes_to_find(0, nodes);
@@ -47,7 +47,7 @@ impl World {
         self.schedulable(at, free);
     }
 
-    /// The gate is taken off, and the watch tells so.
+    /// The gate is taken off, and the watch shows it.
     pub(crate) fn ungated(&mut self, at: Duration, pod: &PodFacts) {
         assert!(!pod.uid.starts_with("waits"), "a queued pod is helped");
         let free = PodFacts {

@@ -26,14 +26,14 @@ const RETRY: Duration = Duration::from_millis(125);
 /// Every agent reports so often.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 
-/// What comes up.
+/// The events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Due {
     /// A pod that fits.
     Come,
     /// The watch shows a pod that may be scheduled.
     Shown,
-    /// kube-scheduler asks about the oldest of those that came and may be scheduled.
+    /// kube-scheduler asks about the oldest new pod that may be scheduled.
     Call,
     /// One for a pod that waits.
     Retry,
@@ -53,7 +53,7 @@ pub(crate) struct World {
     pub(crate) names: Vec<String>,
     pub(crate) reports: Vec<GpuNodeStatus>,
     pub(crate) waiting: Vec<PodFacts>,
-    /// They came and may be scheduled, and those of them that the watch shows.
+    /// New pods that may be scheduled, and the ones among them that the watch shows.
     pub(crate) ready: VecDeque<PodFacts>,
     pub(crate) asked: VecDeque<PodFacts>,
     /// Nodes to look at for shortages.
@@ -62,11 +62,11 @@ pub(crate) struct World {
     pub(crate) due: BinaryHeap<Reverse<(Duration, Due)>>,
     /// The lock is held until then.
     pub(crate) held: Duration,
-    /// The longest that it was held, and what for.
+    /// The longest hold of the lock, and its purpose.
     pub(crate) longest: (Duration, &'static str),
     pub(crate) warms: bool,
     pub(crate) rng: SmallRng,
-    /// Numbers of what came so far.
+    /// Numbers of the events so far.
     pub(crate) calls: usize,
     pub(crate) retries: usize,
     pub(crate) beats: usize,
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// The next agent reports what it reported before.
+    /// The next agent repeats its report.
     pub(crate) fn report(&mut self, at: Duration) {
         let node = self.beats % self.names.len();
         self.beats += 1;
@@ -253,7 +253,7 @@ pub(crate) fn ms(took: &Duration) -> f64 {
     took.as_secs_f64() * 1e3
 }
 
-/// What this thread has computed so far.
+/// The CPU time of this thread so far.
 pub(crate) fn spent() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .expect("a clock of the thread")

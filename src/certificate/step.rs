@@ -1,4 +1,5 @@
-//! What is to be done about the webhook's certificate, from what is there. It makes no calls.
+//! The next step for the webhook's certificate, from the present Secret and configuration. This module does not make
+//! calls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +15,10 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 const LIFETIME: Duration = Duration::from_secs(90 * DAY);
 /// After how long another is made.
 const RENEWAL: Duration = Duration::from_secs(60 * DAY);
-/// What an API server's clock may be behind.
+/// How far an API server's clock may be behind.
 const SLACK: Duration = Duration::from_secs(DAY);
 const DAY: u64 = 24 * 60 * 60;
-/// Certificates that the configuration trusts: those of the Secret, and the latest before them.
+/// Certificates that the configuration trusts: the ones in the Secret, and the latest before them.
 const TRUSTED: usize = 3;
 const END: &str = "-----END CERTIFICATE-----";
 
@@ -34,7 +35,7 @@ pub(super) struct Pair {
     pub(super) key: String,
 }
 
-/// What the Secret holds.
+/// The contents of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// With which every replica serves.
@@ -43,15 +44,15 @@ pub(super) struct Kept {
     pub(super) authority: String,
     /// With which it will serve once the API server trusts it.
     pub(super) next: Option<Pair>,
-    /// When another is due; at once where it is not said, as in a Secret that is not ours.
+    /// When the next renewal is due. It is due at once if the Secret does not set it, as in a Secret that is not ours.
     pub(super) renew_after: Option<Timestamp>,
 }
 
-/// What a step is decided on.
+/// The input for the choice of a step.
 pub(super) struct Seen<'a> {
-    /// What the Secret holds, if that can be used.
+    /// The contents of the Secret, if they can be used.
     pub(super) found: Option<&'a Kept>,
-    /// What it held before.
+    /// The last usable contents of the Secret.
     pub(super) kept: Option<&'a Kept>,
     /// The authorities that the webhook's configuration trusts, in PEM; nothing if there is no configuration.
     pub(super) bundle: Option<&'a str>,
@@ -72,7 +73,7 @@ pub(super) enum Step {
     Trust(String),
 }
 
-/// What comes next: a certificate is trusted before it is served.
+/// The next step: a certificate is trusted before it is served.
 pub(super) fn next(seen: &Seen<'_>) -> Result<Step, rcgen::Error> {
     let bundle = seen.bundle.unwrap_or_default();
     let Some(found) = seen.found else {
@@ -129,7 +130,7 @@ impl Kept {
         }
     }
 
-    /// Nothing where it cannot be served; what was `known` can be.
+    /// None if the Secret's certificate cannot be served. A certificate in `known` can be served.
     pub(super) fn of(secret: &Secret, known: Option<&Kept>) -> Option<Kept> {
         let data = secret.data.as_ref()?;
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
@@ -153,7 +154,7 @@ impl Kept {
         })
     }
 
-    /// Does the configuration trust what is served?
+    /// Does the configuration trust the certificate that is served?
     pub(super) fn is_trusted(&self, bundle: &str) -> bool {
         certificates(&self.authority).any(|cert| bundle.contains(cert))
     }

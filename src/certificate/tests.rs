@@ -26,7 +26,7 @@ async fn keeper(ahead: SignedDuration) -> Keeper {
     keeper
 }
 
-/// What comes next to a Secret that holds this, by the clock that the keeper goes by.
+/// The next step for a Secret with these contents, by the keeper's clock.
 fn after(keeper: &Keeper, found: Option<&Kept>) -> Step {
     let seen = Seen {
         found,
@@ -43,7 +43,7 @@ fn after(keeper: &Keeper, found: Option<&Kept>) -> Step {
 async fn keeper_goes_by_the_clock_of_the_api_server() {
     for ahead in [days(0), days(2), days(-2)] {
         let wrong = Timestamp::now() - ahead - keeper(ahead).await.now();
-        // The header has no parts of a second.
+        // The header omits fractions of a second.
         assert!(wrong.get_seconds().abs() <= 5, "{ahead}: {wrong}");
     }
 }
@@ -54,7 +54,7 @@ async fn certificate_is_renewed_when_the_api_server_says_that_it_is_due() {
         panic!("no certificate was made");
     };
     assert_eq!(after(&keeper(days(0)).await, Some(&kept)), Step::Wait);
-    // This node's clock is what has gone wrong.
+    // In this case, this node's clock is wrong.
     assert_eq!(after(&keeper(days(59)).await, Some(&kept)), Step::Wait);
     let due = after(&keeper(days(-61)).await, Some(&kept));
     assert!(matches!(due, Step::Write(renewed) if renewed.next.is_some()));

@@ -1,4 +1,4 @@
-//! What the fence must become, by what is known: no I/O and no clock.
+//! The next state of the fence, from the known state: no I/O and no clock.
 //!
 //! A GPU is the pods' or the claims'. It is the pods' if a pod holds something of it, or no claim does and none waits for it.
 //! Then each of its devices has a rule, and pods get the GPU once kube-scheduler has heard of these. A claim that is on its way
@@ -13,7 +13,7 @@ use gpustow_ledger::Fenced;
 /// So many devices of one GPU are fenced at most: the GPU is the claims' if it has more.
 const MAX_DEVICES: usize = 256;
 
-/// A GPU of a node, and what it is to DRA drivers.
+/// A GPU of a node, and its devices in DRA drivers.
 #[derive(Clone, Debug)]
 pub(super) struct Gpu {
     pub(super) node: Arc<str>,
@@ -36,17 +36,17 @@ impl Gpu {
 pub(super) enum Step {
     /// Keep claims off a device of this GPU.
     Create(Device, Name),
-    /// kube-scheduler respects it, says this leader.
+    /// This leader confirms that kube-scheduler respects the rule.
     Stamp(Rule),
     /// Let claims have the device.
     Remove(Rule),
 }
 
-/// What the plan rests on.
+/// The input of the plan.
 pub(super) struct World<'w> {
     /// The rules that count, by device.
     pub(super) rules: HashMap<Device, Vec<&'w Rule>>,
-    /// What claims consume.
+    /// The consumption of claims.
     pub(super) claims: HashMap<Device, Consumed>,
     /// GPUs that are released to claims that wait.
     pub(super) released: HashSet<Name>,
@@ -56,7 +56,7 @@ pub(super) struct World<'w> {
     pub(super) settled: HashSet<String>,
 }
 
-/// What becomes of a GPU.
+/// The decision about a GPU.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// Pods may get it.
@@ -77,7 +77,7 @@ impl World<'_> {
         self.rules.get(device).map_or(&[], Vec::as_slice)
     }
 
-    /// Does a leader say that kube-scheduler keeps claims off the device, this one?
+    /// Does this leader confirm, in a rule, that kube-scheduler keeps claims off the device?
     fn holds(&self, device: &Device) -> bool {
         let mut rules = self.rules(device).iter();
         rules.any(|rule| rule.epoch == Some(self.epoch))
@@ -94,7 +94,7 @@ impl World<'_> {
                 steps: all().map(|rule| Step::Remove((*rule).clone())).collect(),
             };
         }
-        // Of a GPU with both, pods get what the agent says that claims leave.
+        // On a GPU with both, pods get the memory that claims leave, by the agent's report.
         let counted = match consumed {
             None => true,
             Some(Consumed::Mib(mib)) => mib <= gpu.is.claimed,
@@ -171,7 +171,7 @@ pub(super) fn by_device(rules: &[Rule]) -> HashMap<Device, Vec<&Rule>> {
     by_device
 }
 
-/// The devices of each GPU: those that drivers publish with its UUID, and those that its rules name, as long as no driver
+/// The devices of each GPU. Drivers publish some with its UUID. Its rules name others: they count as long as no driver
 /// publishes their pool without them. A driver that restarts publishes nothing for a while.
 pub(super) fn devices(
     published: &HashMap<Device, Vec<String>>,

@@ -13,7 +13,7 @@ use super::plan::Name;
 
 /// kube-scheduler has so long to allocate the claims of a pod.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two releases: what comes free for one pod may do for the next.
+/// Between two releases: devices that come free for one pod may do for the next.
 const GAP: Duration = Duration::from_millis(500);
 /// A pod for which all nodes were tried begins again after so long.
 const AGAIN: Duration = Duration::from_secs(60);

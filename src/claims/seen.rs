@@ -1,4 +1,4 @@
-//! Claims, devices and rules, as watches show them, reduced to what counts.
+//! Claims, devices and rules, as watches show them, reduced to the fields that count.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use crate::watch::{Retry, config};
 /// Objects of a kind by namespace and name; none before the first list is in.
 type Kind<T> = Option<HashMap<String, T>>;
 
-/// What a claim asks for and has.
+/// The request and the allocation of a claim.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claim {
-    /// What it consumes, once it is allocated.
+    /// Its consumption, once it is allocated.
     pub(super) consumed: HashMap<Device, Consumed>,
     /// It is allocated, if only to devices that are none of ours.
     pub(super) allocated: bool,
@@ -53,11 +53,11 @@ impl Claim {
     }
 }
 
-/// What is known.
+/// The known objects.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) claims: Kind<Claim>,
-    /// Devices, each with the UUIDs of what it is or is a part of.
+    /// Devices, each with the UUIDs of the GPUs that it is or is a part of.
     pub(super) slices: Kind<Vec<(Device, Vec<String>)>>,
     pub(super) rules: Kind<Rule>,
 }

@@ -1,4 +1,4 @@
-//! What the fence reads and writes in the API server, each request with an end.
+//! The reads and writes of the fence in the API server, each request with an end.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(super) async fn served(client: &Client) -> Result<Option<&'static str>, AskE
     Ok(None)
 }
 
-/// What claims consume, by the API server's own answer of now.
+/// The consumption of claims, by the API server's own answer of now.
 pub(super) async fn listed(client: &Client) -> Result<HashMap<Device, Consumed>, AskError> {
     let api = all(client, "ResourceClaim");
     let claims = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
@@ -53,7 +53,7 @@ pub(super) async fn listed(client: &Client) -> Result<HashMap<Device, Consumed>,
     Ok(consumed(claims.iter()))
 }
 
-/// The DeviceClasses, each with what it selects; an empty text stands for everything.
+/// The DeviceClasses, each with its selectors. An empty text stands for everything.
 pub(super) async fn classes(client: &Client) -> Result<HashMap<String, String>, AskError> {
     let api = all(client, "DeviceClass");
     let classes = within(LIST_TIMEOUT, api.list(&ListParams::default())).await?;
@@ -134,7 +134,7 @@ async fn remove(api: &Api<DynamicObject>, rule: &Rule) -> Result<(), AskError> {
     }
 }
 
-/// Removes every rule that there is, and says how many there were.
+/// Removes every rule, and returns the number of rules.
 pub(super) async fn remove_all(client: &Client) -> Result<usize, AskError> {
     let Some(version) = served(client).await? else {
         return Ok(0);

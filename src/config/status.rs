@@ -66,7 +66,7 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Says which new pods are queued.
+/// Writes which new pods are queued.
 pub(crate) async fn write_queue_from(app: &App, from: &[QueueFrom]) -> Result<(), AskError> {
     write(&app.client, json!({ "queueFrom": from })).await
 }
@@ -83,7 +83,7 @@ async fn write(client: &Client, status: Value) -> Result<(), AskError> {
     within(TIMEOUT, written).await.map(drop)
 }
 
-/// What the API server said of the permissions that were needed.
+/// The API server's answers about the needed permissions.
 #[derive(Default)]
 struct Permissions(HashMap<String, (bool, Instant)>);
 
@@ -115,7 +115,7 @@ impl Permissions {
     }
 }
 
-/// Has this extender the permission? None if the API server does not say.
+/// Does this extender have the permission? None if the API server does not answer.
 pub(crate) async fn has(client: &Client, right: &Right) -> Option<bool> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
@@ -141,11 +141,11 @@ fn lacks(right: &Right) -> String {
     )
 }
 
-/// What is wrong where the API server cannot keep claims off GPUs.
+/// The message if the API server cannot keep claims off GPUs.
 const UNSERVED: &str = "the API server serves no DeviceTaintRules, so ResourceClaims are not kept off GPUs that pods have: \
     upgrade to Kubernetes 1.37, or on 1.36 turn on the feature gate DRADeviceTaintRules and resource.k8s.io/v1beta2";
 
-/// The conditions that should be written. Those that say what is written already keep their time.
+/// The conditions that should be written. A condition whose status is written already keeps its time.
 fn conditions(
     current: &Current,
     written: &GpustowConfigStatus,

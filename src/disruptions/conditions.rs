@@ -1,4 +1,4 @@
-//! Conditions of pods, by which the API server, kubelets, agents and the next leader know what is done to them and why.
+//! Conditions of pods. They show the API server, kubelets, agents and the next leader how a pod is disrupted, and why.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::ask::{AskError, patch_status, within};
 /// A condition that stands after this time is ended again.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What one write says.
+/// The contents of one write.
 pub(super) struct Says {
     condition: Value,
     /// The annotation of the reservation, or null to remove it.
@@ -45,7 +45,7 @@ impl Says {
         }
     }
 
-    /// Beside the annotation that says so to the next leader.
+    /// Adds the annotation of the reservation for the next leader, or removes it.
     pub(super) fn reserved(self, reservation: Option<&Reservation>) -> Self {
         let value = reservation.map_or(Value::Null, |it| it.encode().into());
         Self {
@@ -55,7 +55,7 @@ impl Says {
     }
 }
 
-/// What the annotation says.
+/// The contents of the annotation.
 pub(super) fn reservation(it: &Reserved, until: Timestamp) -> Reservation {
     let gpus = it.cards.iter().map(|(uuid, mib)| (uuid.to_string(), mib.0));
     Reservation::new(&it.node, gpus.collect(), until)
@@ -72,7 +72,7 @@ pub(super) fn is_settled(error: &AskError) -> bool {
 pub(super) struct Ended(HashMap<(Uid, &'static str), (String, Instant)>);
 
 impl Ended {
-    /// Forgets what is old, and pods whose condition is about to hold again.
+    /// Forgets old entries, and pods whose condition is about to hold again.
     pub(super) fn retain(&mut self, stays: impl Fn(&str) -> bool) {
         let young = |at: &Instant| at.elapsed() < AGAIN;
         self.0.retain(|(uid, _), (_, at)| young(at) && stays(uid));
@@ -110,7 +110,8 @@ impl Disruptions {
         Ok(now.resource_version.unwrap_or_default())
     }
 
-    /// Ends a condition of the pod, unless that was written and is on its way. The next look tries again what failed.
+    /// Ends a condition of the pod, unless the end was written and is on its way. The next look tries again after a
+    /// failure.
     pub(super) async fn end_condition(
         &mut self,
         pod: &PodFacts,

@@ -1,4 +1,4 @@
-//! What GPUs are under pressure, and how what is demanded of pods is told.
+//! The GPUs under pressure, and the words for demands on pods.
 
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::{Action, Cause, Demand, Shortage};

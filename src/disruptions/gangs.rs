@@ -1,4 +1,4 @@
-//! Performs what is demanded for a gang: all of its victims are deleted in one look, or none.
+//! Performs the demands for a gang: all of its victims are deleted in one look, or none.
 //!
 //! All are marked first. Then disruption budgets are looked at again, the API server is asked whether it would delete each, and
 //! the ledger is asked whether all are needed still. If one of these fails, no victim is deleted.

@@ -1,5 +1,5 @@
-//! Marks on the nodes with a reservation, so that autoscalers let them be: such a node empties, which is what they
-//! look for. What was marked is read from the nodes themselves, by their label; an extender that restarts goes on.
+//! Marks on the nodes with a reservation, so that autoscalers keep them: such a node empties, and autoscalers look for
+//! empty nodes. The marks are read from the nodes themselves, by their label; an extender that restarts goes on.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
     pause
 }
 
-/// Marks a node, or takes what was written off again. False if there is nothing to write, or another replica decides.
+/// Marks a node, or removes our marks again. False if there is nothing to write, or another replica decides.
 async fn change(
     app: &App,
     epoch: u64,
@@ -127,8 +127,8 @@ async fn change(
     }
 }
 
-/// What is to be written on a node; nothing where it is as it should be, or its owner says it all already. What was there
-/// before stays as it is, now and later: the label names the autoscalers whose annotation is ours.
+/// The patch for a node. None if the node is as it should be, or its owner has set all annotations already. Earlier
+/// annotations stay as they are, now and later: the label names the autoscalers whose annotation is ours.
 fn patch(node: &ObjectMeta, keeps: bool) -> Option<Value> {
     let labels = node.labels.as_ref();
     let ours = labels.and_then(|labels| labels.get(names::RESERVED_LABEL));

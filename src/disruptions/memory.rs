@@ -1,4 +1,4 @@
-//! What pods that sleep now and then are told of the memory that they requested.
+//! Notifies pods that sleep now and then about the memory that they requested.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use super::conditions::{Says, is_settled};
 use super::{Disruptions, say};
 
-/// Pods that are told in one look.
+/// Pods that are notified in one look.
 const AT_ONCE: usize = 64;
-/// A copy of the pod shows within this what was written.
+/// A copy of the pod shows a write within this time.
 pub(super) const SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
 impl Disruptions {
-    /// Says it in a condition of each pod, in the copy that the news is about.
+    /// Writes the news in a condition of each pod, in the copy that the news is about.
     pub(super) async fn tell_of_memory(&mut self, news: &[News]) {
         for it in news.iter().take(AT_ONCE) {
             let (pod, reason) = (&it.pod, it.memory.into());

@@ -1,4 +1,4 @@
-//! Performs one demand: marks the victim, confirms that this replica leads, looks again, acts, counts and tells.
+//! Performs one demand: marks the victim, confirms that this replica leads, looks again, acts, counts and reports.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use super::{Disruptions, TIMEOUT, say};
 use crate::ask::{AskError, within};
 use crate::events::Kind;
 
-/// Before what was refused is tried again; twice as long after each refusal, up to [`MAX_PAUSE`].
+/// Before a refused action is tried again; twice as long after each refusal, up to [`MAX_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(2);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 impl Disruptions {
-    /// Performs one demand as far as that can be done now. False if what it rests on has changed.
+    /// Performs one demand as far as that can be done now. False if its basis has changed.
     pub(super) async fn perform(&mut self, epoch: u64, demand: &Demand) -> bool {
         let uid = &demand.victim.uid;
         let pauses = self.pauses(demand);
@@ -86,7 +86,7 @@ impl Disruptions {
         named.is_some_and(|named| named.as_ref() == demand.purpose.uid())
     }
 
-    /// Is this still demanded, for the same pod? The look that said so may be some requests old.
+    /// Is this still demanded, for the same pod? The look that found it may be some requests old.
     fn is_wanted(&self, demand: &Demand) -> bool {
         let now = self.app.ledger.now();
         self.app.ledger.lock().still(demand, now)
@@ -107,7 +107,8 @@ impl Disruptions {
         terminated.map(|()| true)
     }
 
-    /// Says on the victim why it is disrupted; the resourceVersion after that. None if this replica leads no more.
+    /// Writes on the victim why it is disrupted. Returns the resourceVersion after that. None if this replica does not
+    /// lead any more.
     pub(super) async fn mark(
         &mut self,
         epoch: u64,
@@ -129,7 +130,7 @@ impl Disruptions {
                 version = self.write(victim, Some(&version), says).await?;
             }
         } else if !self.names_beneficiary(demand) {
-            // Instead of what the fence wrote, or of a pod that needs the memory no more.
+            // Replaces the fence's message, or the name of a pod that does not need the memory any more.
             let says = Says::message(of_type, &text);
             version = self.write(victim, Some(&version), says).await?;
         }
@@ -138,7 +139,8 @@ impl Disruptions {
         Ok(Some(version))
     }
 
-    /// Evicts or deletes this very copy of the victim, or has the API server say whether it would be deleted.
+    /// Evicts or deletes this very copy of the victim. With `dry_run`, the API server only checks whether it would be
+    /// deleted.
     pub(super) async fn terminate(
         &self,
         demand: &Demand,
@@ -159,7 +161,7 @@ impl Disruptions {
             let deleted = pods.delete(&victim.name, &params);
             return within(TIMEOUT, deleted).await.map(drop);
         }
-        // kube's own request misspells the preconditions, and the API server drops what it does not know.
+        // kube's own request misspells the preconditions, and the API server drops unknown fields.
         let eviction = Eviction {
             metadata: ObjectMeta {
                 name: Some(victim.name.to_string()),
@@ -179,7 +181,7 @@ impl Disruptions {
         within(TIMEOUT, post).await.map(drop)
     }
 
-    /// Counts what was done, and tells the pods that it concerns.
+    /// Counts the disruption, and notifies the pods that it concerns.
     pub(super) fn done(&mut self, demand: &Demand) {
         let Demand {
             victim,

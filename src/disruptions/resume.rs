@@ -1,12 +1,12 @@
-//! What an earlier leader had begun goes on before anything else is decided.
+//! Continues the work of an earlier leader before anything else is decided.
 
 use gpustow_ledger::Cause;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::app::App;
 
-/// Before the first call is answered, this replica reserves again what pods of low priority would take otherwise: GPUs for
-/// pods that have waited for long, and memory that is being reclaimed.
+/// Before the first call is answered, this replica reserves again the resources that pods of low priority would take
+/// otherwise: GPUs for pods that have waited long, and memory that is being reclaimed.
 pub(crate) fn resume(app: &App) {
     let now = app.ledger.now();
     let mut ledger = app.ledger.lock();

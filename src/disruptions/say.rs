@@ -1,4 +1,4 @@
-//! What people read about a disruption, and about memory that is reserved for a pod.
+//! Texts for people about a disruption, and about memory that is reserved for a pod.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use gpustow_pack::Mib;
 use super::demand::name;
 use crate::ask::AskError;
 
-/// Pods that are named of those that must finish for a pod that has waited long.
+/// Pods that are named, out of all that must finish for a pod that has waited long.
 const NAMES: usize = 3;
 
-/// What is reserved for a pod on which node, until when, and who makes the memory free.
+/// The text about memory that is reserved for a pod: on which node, until when, and who makes the memory free.
 pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> String {
     let gpus = match &it.cards[..] {
         [(uuid, mib)] => format!("{mib} of GPU {uuid}"),
@@ -69,7 +69,7 @@ fn names_of(pods: &[Arc<PodFacts>], most: usize) -> String {
     }
 }
 
-/// What a reservation came to that the pod could not use.
+/// The text about a reservation that the pod could not use.
 pub(super) fn ended(node: &str) -> String {
     format!(
         "The reservation on node {node} ended before the pod could use it. The extender tries other GPUs."
@@ -117,7 +117,7 @@ pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
     }
 }
 
-/// What the victim uses, requested and may use of each GPU.
+/// The victim's use, request and limit on each GPU.
 fn uses(demand: &Demand) -> String {
     let cards = demand.cards.iter().map(|card| {
         let limit = match demand.victim.limit_on(&card.uuid) {
@@ -152,7 +152,7 @@ fn need(purpose: &Purpose, named: &str, over_limit_after: Duration) -> String {
     }
 }
 
-/// What the pod is told that could not grow to its request.
+/// The text for the pod that could not grow to its request.
 pub(super) fn pressure(demand: &Demand) -> String {
     let gpus = demand.cards.iter().map(|card| format!("GPU {}", card.uuid));
     format!(
@@ -178,7 +178,7 @@ pub(super) fn memory(it: &News) -> String {
     }
 }
 
-/// What follows.
+/// The text about the result of an action.
 pub(super) fn then(action: Action) -> &'static str {
     match action {
         Action::KillProcess => "Its agent ends its GPU processes until it is within its request.",
@@ -188,7 +188,7 @@ pub(super) fn then(action: Action) -> &'static str {
     }
 }
 
-/// What the API server did not allow.
+/// The text about an action that the API server did not allow.
 pub(super) fn refused(demand: &Demand, error: &AskError) -> String {
     let what = match demand.action {
         Action::Evict => "evict",

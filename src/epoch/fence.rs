@@ -1,8 +1,8 @@
 //! Makes every Binding fail that an earlier epoch still has under way.
 //!
-//! A Binding bears the resourceVersion of the copy of the pod that its sender saw. Each unbound pod
-//! that asks for GPU memory is patched, so that its resourceVersion moves. What counts is that it
-//! moved, not that the patch was taken: a value that was there before writes nothing.
+//! A Binding contains the resourceVersion of the copy of the pod that its sender saw. Each unbound pod that asks for
+//! GPU memory is patched, so that its resourceVersion moves. The move counts, not the success of the patch: a value
+//! that was there before writes nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub(crate) enum FenceError {
 }
 
 impl FenceError {
-    /// Will it most likely be the same in a moment?
+    /// Will another try most likely fail too?
     fn is_refusal(&self) -> bool {
         match self {
             Self::Unmoved => true,
@@ -80,7 +80,7 @@ pub(crate) struct Unfenced {
     pub(crate) error: FenceError,
 }
 
-/// What one epoch writes, and where it has.
+/// The mark of one epoch, and the pods that it has fenced.
 #[derive(Clone)]
 pub(crate) struct Fence {
     client: Client,
@@ -109,11 +109,11 @@ impl Fence {
         self.done.len()
     }
 
-    /// Fences every pod that needs it and is not fenced yet, and tells which could not be. Whatever
-    /// the scheduler of a pod: that may have been another when the Binding was sent.
+    /// Fences every pod that needs it and is not fenced yet. Returns the pods that could not be fenced. The scheduler
+    /// of a pod does not matter: it may have been another when the Binding was sent.
     ///
     /// # Errors
-    /// If the pods cannot be listed. What was fenced stays so.
+    /// If the pods cannot be listed. Fenced pods stay fenced.
     pub(crate) async fn run(&mut self) -> Result<Vec<Unfenced>, AskError> {
         let pods = Api::<Each<PodObject>>::all(self.client.clone());
         let mut page = ListParams::default().fields("spec.nodeName=").limit(PAGE);
@@ -132,7 +132,7 @@ impl Fence {
             for (pod, error) in targets.into_iter().zip(errors) {
                 match error {
                     None => drop(self.done.insert(pod.uid.clone())),
-                    // This copy does not tell what to bind it with.
+                    // The request in this copy is unreadable, so no Binding can rest on this copy.
                     Some(_) if pod.asks.readable().is_err() => {}
                     Some(error) => unfenced.push(Unfenced { pod, error }),
                 }
@@ -199,7 +199,7 @@ impl Fence {
         }
     }
 
-    /// Writes into the pod what no pod has borne before.
+    /// Writes a mark into the pod that no pod has had before.
     pub(crate) async fn mark(&self, pod: &PodFacts) -> Result<ObjectMeta, AskError> {
         let patch = json!({"metadata": {
             "uid": &*pod.uid,

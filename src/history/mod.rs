@@ -1,8 +1,8 @@
-//! The history of each workload: what its pods used of their GPUs. Agents report the peak of each container since
-//! their last report; the leader adds the largest of each minute to a histogram, and keeps the histograms in
+//! The history of each workload: how much of their GPUs its pods used. Agents report the peak of each container since
+//! their last report. The leader adds the largest peak of each minute to a histogram. It keeps the histograms in
 //! `GpuWorkload`s, one for each workload. It writes each at most once an hour, and 3,600 objects an hour in all.
 //!
-//! What the leader has not written when it ends is lost: an hour of a history whose half-life is a day.
+//! Samples that the leader has not written when it ends are lost: an hour of a history whose half-life is a day.
 
 mod table;
 mod uses;
@@ -21,7 +21,7 @@ use crate::decode::Each;
 use table::{Table, Write};
 pub(crate) use uses::{Figure, Uses, Workload};
 
-/// Between two looks at what to write. Ten objects each: 3,600 an hour.
+/// Between two looks for due writes. Ten objects each: 3,600 an hour.
 const LOOK: Duration = Duration::from_secs(10);
 /// Between two samples of a container.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -143,7 +143,7 @@ async fn write(
             table.forget(workload);
             Ok(())
         }
-        // Another replica wrote it: what is stored counts.
+        // Another replica wrote it: the stored object counts.
         Err(error) if error.status() == Some(409) => {
             if let Some(object) = within(TIMEOUT, api.get_opt(&name)).await? {
                 table.restore(object, now);

@@ -19,7 +19,7 @@ use super::uses::{Container, Figure, Sample, Workload};
 
 /// Between two writes of one workload.
 pub(super) const EVERY: Duration = Duration::from_secs(3600);
-/// Samples of a workload before its object is created: what ends sooner leaves nothing.
+/// Samples of a workload before its object is created. A workload that ends sooner does not leave an object.
 const FIRST: u64 = 10;
 /// Before a write that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -27,14 +27,15 @@ const AGAIN: Duration = Duration::from_secs(600);
 pub(super) const BATCH: usize = 10;
 /// An object is deleted so many seconds after the last sample.
 const FORGET: i64 = 14 * 86_400;
-/// Workloads at most. Those of the namespace that has most go first, and of these the one whose last sample is oldest.
+/// Workloads at most. The namespace with most workloads loses some first, and of these the one whose last sample is
+/// oldest.
 const MAX_WORKLOADS: usize = 10_000;
 /// Containers at most of which metrics show advice.
 const FIGURES: usize = 500;
 /// Images of a container at most: during a roll-out there are two.
 const IMAGES: usize = 2;
 
-/// What is kept of a workload.
+/// The record of a workload.
 #[derive(Debug, Default)]
 struct Entry {
     containers: Vec<(Container, Kept)>,
@@ -49,9 +50,9 @@ struct Entry {
 struct Kept {
     history: History,
     gpu: Mib,
-    /// Why the last sample does not tell what the program needs.
+    /// Why the last sample does not show the program's need.
     against: Option<Against>,
-    /// What the last pod requested of each GPU; nothing if no pod was seen since this replica leads.
+    /// The last pod's request on each GPU; none if no pod was seen since this replica leads.
     requested: Option<Mib>,
 }
 
@@ -87,7 +88,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// What an earlier leader wrote.
+    /// The table from the objects of an earlier leader.
     pub(super) fn stored(objects: Vec<GpuWorkload>, now: Duration) -> Self {
         let mut table = Self::default();
         for object in objects {
@@ -96,7 +97,7 @@ impl Table {
         table
     }
 
-    /// Takes an object in as it is stored, in place of what was known of its workload.
+    /// Takes in an object as it is stored, in place of the former record of its workload.
     pub(super) fn restore(&mut self, object: GpuWorkload, now: Duration) {
         let workload = Workload {
             namespace: object.namespace().unwrap_or_default().into(),
@@ -166,7 +167,7 @@ impl Table {
         }
     }
 
-    /// What is to be written now, in order: what has waited longest is first.
+    /// The writes and deletions that are due now, in order. The longest wait is first.
     pub(super) fn due(&self, at: i64, now: Duration) -> Vec<(Workload, Write)> {
         let surplus = self.all.len().saturating_sub(MAX_WORKLOADS);
         let mut counts: HashMap<&str, usize> = HashMap::new();

@@ -1,4 +1,4 @@
-//! What watches tell of pods and of their use, until it is added to the histories.
+//! The pods and their GPU use, as the watches show them, until the use is added to the histories.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Container {
     pub(crate) image: Arc<str>,
 }
 
-/// What pods of one workload have in common.
+/// The properties that pods of one workload share.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Kind {
     workload: Workload,
@@ -42,13 +42,13 @@ pub(crate) struct Sample {
     pub(crate) peak: Mib,
     /// The size of that GPU.
     pub(crate) gpu: Mib,
-    /// Why it does not tell what the program needs.
+    /// Why the sample does not show the program's need.
     pub(crate) against: Option<Against>,
-    /// What the container requests of each GPU.
+    /// The container's request on each GPU.
     pub(crate) requested: Mib,
 }
 
-/// What a container requests of each GPU, and what it should request.
+/// A container's request on each GPU, and the advised request.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub(crate) workload: Workload,
@@ -57,7 +57,8 @@ pub(crate) struct Figure {
     pub(crate) advised: Mib,
 }
 
-/// Every pod that requests GPU memory, what was reported of each since the last [`Uses::take`], and what follows.
+/// Every pod that requests GPU memory, the use that was reported since the last [`Uses::take`], and the figures for
+/// metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     known: Mutex<Known>,
@@ -71,7 +72,7 @@ struct Held {
     kind: Arc<Kind>,
 }
 
-/// What was used, the size of the GPU, and what speaks against advice.
+/// The memory used, the size of the GPU, and the reason against advice.
 type Peak = (Mib, Mib, Option<Against>);
 
 #[derive(Debug, Default)]
@@ -89,12 +90,12 @@ impl Uses {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What metrics show from now on.
+    /// Sets the figures that metrics show from now on.
     pub(super) fn show(&self, figures: Arc<[Figure]>) {
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
     }
 
-    /// What metrics show; empty on a replica that does not lead.
+    /// The figures that metrics show; empty on a replica that does not lead.
     pub(crate) fn figures(&self) -> Arc<[Figure]> {
         let figures = self.figures.lock();
         figures.unwrap_or_else(PoisonError::into_inner).clone()

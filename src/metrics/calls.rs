@@ -1,4 +1,4 @@
-//! Kube-scheduler's calls: their time, their errors and what came of them.
+//! Kube-scheduler's calls: their time, their errors and their results.
 
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ impl Calls {
         Ok(calls)
     }
 
-    /// Shows at 0 what has not happened.
+    /// Shows series at 0 before their first event.
     fn begin(&self) {
         for verb in Verb::VARIANTS {
             self.requests.with_label_values(&[verb]);

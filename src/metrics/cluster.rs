@@ -34,7 +34,7 @@ pub(super) fn bytes(mib: Mib) -> f64 {
     mib.bytes() as f64
 }
 
-/// What the cluster comes to at this scrape.
+/// The sums over the cluster at this scrape.
 pub(super) fn cluster(
     scrape: &mut Scrape,
     totals: &Totals,
@@ -135,7 +135,7 @@ fn starts(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus::Err
     )
 }
 
-/// Where books, NVML and what others wrote differ.
+/// Differences between the ledger, NVML and the data that others wrote.
 fn mismatches(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
     let sum = |of: fn(&Mismatches) -> usize| {
         let sum: usize = nodes.iter().map(|node| of(&node.mismatches)).sum();

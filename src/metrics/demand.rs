@@ -1,5 +1,5 @@
-//! What waits, and what would still fit. Why a pod waits is told from sums over the cluster, not
-//! from its own constraints: node selectors and the like are not looked at.
+//! The waiting pods, and the pods that would still fit. The reason why a pod waits comes from sums over the cluster,
+//! not from its own constraints: node selectors and other constraints are ignored.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,8 +17,8 @@ use super::models::Models;
 
 const WHOLE: &str = "whole";
 
-/// Why pods wait; as a string, the `reason` label. In the order of [`refusal`], and with what only a
-/// cluster can be: silent in part, or full of pieces.
+/// Why pods wait; as a string, the `reason` label. In the order of [`refusal`], with two states that only a cluster can
+/// have: silent in part, or full of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 enum Why {
@@ -26,9 +26,9 @@ enum Why {
     TooLarge,
     /// No node has so many of which the driver could limit the memory.
     NoLimit,
-    /// Those that have are silent.
+    /// The GPUs that would fit are on silent nodes.
     Stale,
-    /// Those that have take no pods.
+    /// The GPUs that would fit do not get pods.
     Unhealthy,
     /// All is full.
     NoRoom,
@@ -48,8 +48,8 @@ const SIZES: [(&str, Mib); 4] = [
     ("32Gi", Mib(32 << 10)),
 ];
 
-/// By number of cards, the largest piece that one node has on so many cards at once: of any cards, and of
-/// those whose memory the driver can limit.
+/// By number of cards, the largest piece that one node has on that number of cards at once: of any cards, and of cards
+/// whose memory the driver can limit.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Pieces([Vec<Mib>; 2]);
 
@@ -88,19 +88,19 @@ impl Pieces {
     }
 }
 
-/// What the cards of a cluster come to.
+/// The memory of a cluster's cards.
 #[derive(Debug, Default)]
 struct Supply {
     most_cards: usize,
     /// All, as if they were empty.
     all: Pieces,
-    /// Those of which a fresh report speaks, as if they were empty.
+    /// The cards of nodes with a fresh report, as if they were empty.
     fresh: Pieces,
-    /// Those that take pods, as if they were empty.
+    /// The cards that get pods, as if they were empty.
     healthy: Pieces,
-    /// What is free now: of any card, and of those that can be had whole.
+    /// The memory that is free now: of any card, and of cards that can be had whole.
     free: [Pieces; 2],
-    /// The sum of what is free.
+    /// The sum of the free memory.
     sum: Mib,
 }
 
@@ -108,7 +108,7 @@ impl Supply {
     fn of(nodes: &[NodeView]) -> Self {
         let mut supply = Self::default();
         for node in nodes {
-            // Others take no pods that ask for memory alone.
+            // Other cards do not get pods that ask for memory alone.
             let whole = node.cards.iter().filter(|card| card.slices.is_none());
             let cards: Vec<Card> = whole.map(card).collect();
             supply.most_cards = supply.most_cards.max(cards.len());
@@ -141,11 +141,11 @@ impl Supply {
     }
 
     fn why(&self, request: &Request, of_gang: bool) -> Why {
-        // Nor what instances GPUs make.
+        // The sums do not contain the instances that GPUs make.
         if request.isolated {
             return Why::NoRoom;
         }
-        // What a percentage comes to, these sizes do not tell.
+        // These sizes do not show the memory of a percentage.
         if !request.is_relative() && self.free[usize::from(request.exclusive)].has(request) {
             return if of_gang { Why::Group } else { Why::Policy };
         }
@@ -157,7 +157,7 @@ impl Supply {
                 }
                 Question::AwaitsCompute | Question::AwaitsStarts => false,
                 Question::FitsEmpty => self.all.has(request),
-                // One that is broken would else hide what all the others lack.
+                // Otherwise one broken GPU would hide a shortage on all the others.
                 Question::AwaitsHealth => !self.healthy.has(request),
             })
         };
@@ -195,7 +195,7 @@ fn card(card: &CardView) -> Card {
     }
 }
 
-/// What each has if no pod holds anything.
+/// Each card with the memory that it has if no pod holds any.
 fn emptied(cards: &[Card]) -> impl Iterator<Item = (&Card, Mib)> {
     cards.iter().map(|card| (card, card.capacity))
 }
@@ -336,7 +336,7 @@ mod tests {
             (asks(1, 10, false), Why::Policy),
         ] {
             assert_eq!(supply.why(&request, false), reason, "{request:?}");
-            // Of a gang it is the same, but where the room for one pod is there.
+            // For a gang the reason is only another one where there is room for one pod.
             let reason = if reason == Why::Policy {
                 Why::Group
             } else {

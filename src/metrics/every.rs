@@ -12,7 +12,7 @@ use prometheus::proto::MetricFamily;
 use super::{Metrics, Totals};
 use crate::history::{Figure, Workload};
 
-/// Stands for what the cluster chooses.
+/// Stands for a value that the cluster chooses.
 const ANY: &str = "…";
 
 /// Every series with each value of its labels that gpustow chooses, of a cluster with one GPU.

@@ -18,7 +18,7 @@ pub(super) struct Models {
 }
 
 impl Models {
-    /// Takes in new models while there is room: those on most nodes first, then by name.
+    /// Takes in new models while there is room: models on most nodes first, then by name.
     pub(super) fn meet(&mut self, nodes: &[NodeView]) {
         let mut new: BTreeMap<&str, usize> = BTreeMap::new();
         for node in nodes {

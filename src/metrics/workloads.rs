@@ -1,4 +1,4 @@
-//! What workloads request and should request, of those that request most beyond the advice.
+//! The request and the advised request of the containers that request most beyond the advice.
 
 use gpustow_pack::Mib;
 use gpustow_serve::Scrape;

@@ -1,11 +1,11 @@
 //! Before others are evicted for a pod: does it fit already, or soon, on a node that kube-scheduler offered for it?
 //!
-//! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender
-//! refuses it, and kube-scheduler asks for victims elsewhere. The refusal was late and the eviction would be for
-//! nothing. So filter notes what may be late in its view, and preempt asks the API server about that, and about the node
-//! that the pod is nominated to, whose victims may be gone by now. The normal case costs no request: a node that
-//! kube-scheduler refuses itself is never offered.
-//! Nor does kube-scheduler offer all nodes of a large cluster: one that it did not show may have room.
+//! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender refuses
+//! it, and kube-scheduler asks for victims elsewhere. The refusal was late and the eviction would be for nothing. So
+//! filter notes the parts of its view that may be late, and preempt asks the API server about them. preempt also asks
+//! about the node that the pod is nominated to, because the victims there may be gone by now. The normal case does not
+//! cost a request: a node that kube-scheduler refuses itself is never offered. Nor does kube-scheduler offer all nodes
+//! of a large cluster: one that it did not show may have room.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -207,8 +207,8 @@ pub(crate) async fn fits_without_victims(
     Ok(None)
 }
 
-/// Asks the API server who is still on a node, and tells the ledger who is not. Gives those that are being deleted
-/// and not overdue.
+/// Asks the API server which pods are still on a node, and reads the others again for the ledger. Returns the pods that
+/// are being deleted and not overdue.
 async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
     let (lacks_report, known) = {
         let (now, ledger) = (app.ledger.now(), app.ledger.lock());
@@ -247,7 +247,7 @@ async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
     Ok(leaving.map(Arc::from).collect())
 }
 
-/// Tells the ledger the node's report if the API server has a newer one.
+/// Passes the node's report to the ledger if the API server has a newer one.
 async fn look_up_report(app: &App, node: &str) -> Result<(), AskError> {
     let gpunodes = Api::<Each<GpuNode>>::all(app.client.clone());
     let found = within(TIMEOUT, gpunodes.get_opt(node)).await?;

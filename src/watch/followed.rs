@@ -1,4 +1,4 @@
-//! What is followed, and what the ledger is told of it.
+//! The followed objects, and the calls to the ledger for their changes.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) fn spawn(app: &App) {
 }
 
 fn pods(app: &App) {
-    // What is Succeeded or Failed holds nothing; it leaves this list as if it were deleted.
+    // A Succeeded or Failed pod does not hold memory. It leaves this list as if it were deleted.
     let unfinished = config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let resource = app.args.resource_name.clone();
     let mut shared = Shared::default();

@@ -12,7 +12,7 @@ use gpustow_testkit::{wait_bound, wait_refused};
 use kube::ResourceExt as _;
 use site::{SOON, Site};
 
-/// What the context of a CUDA program takes at most beside what it allocates, MiB.
+/// Upper bound on the memory of a CUDA program's context, apart from the program's allocations, MiB.
 const CONTEXT: u64 = 1024;
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn memory_of_a_program_outside_of_pods_is_promised_to_no_pod() -> Result<(
     let pod = site.case.pod("waits").gpu_mem(20_480);
     let pod = pod.create(&site.case.client).await?;
     wait_refused(&site.case.client, &pod, "any one GPU", SOON).await?;
-    // What is free still goes to pods.
+    // Pods still get the free memory.
     site.pod("small", 4096).await?;
     let gone = Instant::now();
     drop(foreign);

@@ -17,14 +17,15 @@ use serde_json::json;
 
 use crate::program::{Program, build, container_id};
 
-/// Bound on what takes seconds. What a pod uses within its request can wait for the agent's heartbeat, a minute.
+/// Bound on waits that take seconds. The report of a pod's usage within its request can wait for the agent's heartbeat,
+/// a minute.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 pub(crate) struct Site {
     pub(crate) case: Case,
     /// The machine's first GPU.
     pub(crate) uuid: String,
-    /// What pods may have of it, MiB.
+    /// Memory of this GPU that pods may request, MiB.
     pub(crate) total: u64,
     node: String,
     program: PathBuf,
@@ -116,13 +117,14 @@ impl Site {
         self.bound(self.case.pod(name).gpu_mem(mib)).await
     }
 
-    /// The same for one that may use all of the GPU.
+    /// A bound pod that requests this amount and may use all of the GPU.
     pub(crate) async fn borrower(&self, mib: u64) -> Result<Pod> {
         let pod = self.case.pod("borrower").gpu_mem(mib);
         self.bound(pod.annotation(names::MEM_LIMIT, "max")).await
     }
 
-    /// Starts the program of the pod's container, which takes so much of the GPU, and says that it runs.
+    /// Starts the program of the pod's container, which allocates this amount of GPU memory, and sets the pod to
+    /// Running.
     pub(crate) async fn runs_in(&self, pod: &Pod, mib: u64) -> Result<Program> {
         let uid = pod.uid().context("pod without a UID")?;
         let program = Program::start(&self.program, &self.uuid, mib, Some(&uid))?;
@@ -147,7 +149,7 @@ impl Site {
         Program::start(&self.program, &self.uuid, mib, None)
     }
 
-    /// Asks for the memory of a model that sleeps, and waits until the pod is told that all of it is free.
+    /// Asks for the memory of a sleeping model, and waits until the pod's condition shows that all of it is free.
     pub(crate) async fn wake(&self, pod: &Pod) -> Result<()> {
         let (pods, name) = (self.case.pods(), pod.name_any());
         let awake = json!({ "metadata": { "annotations": { names::ASLEEP: "false" } } });
@@ -163,7 +165,7 @@ impl Site {
         .await
     }
 
-    /// Waits until the report says of the GPU what `find` looks for.
+    /// Waits until `find` returns a value for the GPU in the report.
     pub(crate) async fn gpu<T>(&self, what: &str, find: impl Fn(&Gpu) -> Option<T>) -> Result<T> {
         let gpunodes = Api::<GpuNode>::all(self.case.client.clone());
         eventually(SOON, what, async || {
@@ -175,7 +177,7 @@ impl Site {
         .await
     }
 
-    /// Waits until the report says that the pod uses so much at least; what it uses, MiB.
+    /// Waits until the report shows that the pod uses at least this amount. Returns the pod's usage, MiB.
     pub(crate) async fn used(&self, pod: &Pod, mib: u64) -> Result<u64> {
         let uid = pod.uid().context("pod without a UID")?;
         self.gpu("what the pod uses", |gpu| {

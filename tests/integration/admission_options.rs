@@ -1,5 +1,5 @@
-//! What an administrator may choose of admission: defaults for pods that ask, a guard on those that
-//! do not, and another name for the resource.
+//! An administrator's choices for admission: defaults for pods that ask, a guard on pods that do not ask, and another
+//! name for the resource.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -14,7 +14,7 @@ use crate::install::{install, installed_guard, try_create};
 use crate::policies::{asks, devices, own_env, path_of, pod, refusal, with};
 use crate::support::{SOON, gpustow, repository};
 
-/// What the container's environment says under this name.
+/// The value of this variable in the container's environment.
 fn env<'a>(pod: &'a Pod, container: &str, name: &str) -> Option<&'a str> {
     let containers = pod.spec.as_ref()?.containers.iter();
     let mut containers = containers.filter(|it| it.name == container);
@@ -209,7 +209,7 @@ async fn ephemeral_containers(client: &Client, pod: Pod) -> Result<()> {
     Ok(())
 }
 
-/// As docs/install.md says, for a cluster whose pods ask for another resource.
+/// The steps of docs/install.md for a cluster whose pods ask for another resource.
 #[tokio::test]
 async fn manifests_for_another_resource_hold_for_that_one() -> Result<()> {
     const OTHER: &str = "example.com/vram";

@@ -29,7 +29,7 @@ fn limits(pod: &Pod) -> Result<Vec<BTreeMap<String, String>>> {
     each.collect()
 }
 
-/// What the plugin says of a pod in a namespace with these labels.
+/// The plugin's verdict on a pod in a namespace with these labels.
 fn said(asked: &Pod, labels: &Value) -> Result<Result<Admitted, BadRequest>> {
     let namespace = ObjectMeta {
         labels: serde_json::from_value(labels.clone())?,
@@ -49,7 +49,7 @@ fn said(asked: &Pod, labels: &Value) -> Result<Result<Admitted, BadRequest>> {
     Ok(admit(ask, cluster, &namespace, None))
 }
 
-/// What the plugin says of the translation is what the webhook did: limits, annotations and variables.
+/// The plugin's translation equals the webhook's: limits, annotations and variables.
 fn foretold(asked: &Pod, made: &Pod, labels: &Value) -> Result<()> {
     let said: Pod = serde_json::from_value(said(asked, labels)??.pod)?;
     // Requests get their defaults from limits before the webhook is called.

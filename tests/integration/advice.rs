@@ -1,6 +1,7 @@
-//! Advice is tried before it is given: what texts tell people to do with a pod is done here, and the pod runs.
+//! Advice is tried before it is given: this test follows each piece of advice with a pod, and the pod runs.
 //!
-//! The advice is read from the sources. `advice.yaml` has what is done, and by hand what no row follows, with the reason.
+//! The advice is read from the sources. `advice.yaml` lists the steps, and under `byHand` the advice that rows do not
+//! follow, with the reason.
 
 use std::path::Path;
 
@@ -21,7 +22,7 @@ use crate::cli::{Reader, deployment};
 use crate::mig::makes_instances;
 use crate::support::{SOON, bound, repository, rig};
 
-/// Files with texts that tell people what to do.
+/// Files with advice for people.
 const SOURCES: [&str; 8] = [
     "crates/admission/src",
     "crates/api/src/request",
@@ -40,7 +41,7 @@ const VERBS: [&str; 24] = [
     "use", "wait", "write",
 ];
 
-/// What is merged into a pod.
+/// The fields that are merged into a pod.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Change {
@@ -55,7 +56,8 @@ struct Change {
 #[serde(rename_all = "camelCase")]
 struct Table {
     rows: Vec<Row>,
-    /// A part of the advice, and why no row follows it: each was read beside the test or page that is named.
+    /// Parts of the advice that rows do not follow, with the reason. Each was compared with the test or page that is
+    /// named.
     by_hand: Vec<(String, String)>,
 }
 
@@ -93,7 +95,7 @@ impl Change {
         merge(&mut container["resources"]["limits"], &self.limits);
     }
 
-    /// What a person writes: of each key its value or, if the value is long, the key.
+    /// The parts that a person writes: of each key its value or, if the value is long, the key.
     fn written(&self) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let metadata = [&self.notes, &self.labels];
@@ -165,7 +167,7 @@ async fn nodes(case: &Case) -> Result<()> {
     bound(&case.client, holder).await.map(drop)
 }
 
-/// What is said of the pod as it is wrong: by admission, or of one that waits.
+/// The message about the faulty pod: from admission, or for a waiting pod.
 async fn said(case: &Case, reader: &Reader, pod: &Value) -> Result<String> {
     let pod: Pod = serde_json::from_value(pod.clone())?;
     let made = match case.pods().create(&PostParams::default(), &pod).await {
@@ -215,7 +217,7 @@ async fn follow(nodes: &Case, case: &Case, reader: &Reader, row: &Row) -> Result
     let mut pod = serde_json::to_value(pod)?;
     pod["metadata"] =
         json!({ "name": "p", "namespace": case.namespace, "annotations": {}, "labels": {} });
-    // Equal amounts in both are what the API server makes of limits.
+    // The API server makes equal amounts in both from limits.
     merge(
         &mut pod["spec"]["containers"][0]["resources"],
         &Map::from_iter([("requests".to_owned(), Value::Null)]),
@@ -245,7 +247,7 @@ async fn follow(nodes: &Case, case: &Case, reader: &Reader, row: &Row) -> Result
     Ok(said)
 }
 
-/// The literals of a source file, without those of its tests.
+/// The literals of a source file, without the literals of its tests.
 fn literals(text: &str) -> Vec<String> {
     let product = text.split("#[cfg(test)]\nmod").next().unwrap_or_default();
     let code = product
@@ -305,7 +307,7 @@ fn is_of(text: &str, literal: &str) -> bool {
     true
 }
 
-/// All advice, each with what must be in what was said if a row follows it.
+/// All advice. Each piece has the text that the pod's message must contain if a row follows the advice.
 fn all() -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     for source in SOURCES {
@@ -435,7 +437,7 @@ async fn rollout_that_waits_for_its_own_pod_goes_on_as_advised() -> Result<()> {
     case.end().await
 }
 
-/// Says, as a kubelet would, that the pod is ready.
+/// Reports the pod as ready, as a kubelet would.
 async fn set_ready(client: &Client, pod: &Pod) -> Result<Pod> {
     let running = set_running(client, pod).await?;
     let ready = [json!({ "type": "Ready", "status": "True" })];

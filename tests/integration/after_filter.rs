@@ -1,4 +1,4 @@
-//! What happens between our filter and the bind: another extender refuses our node, or takes a minute.
+//! Faults between our filter and the bind: another extender refuses our node, or takes a minute.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

@@ -1,5 +1,5 @@
-//! The node agent on `fake-nvml`, in a cluster: what it writes, what it may not write, and what
-//! kube-scheduler makes of it.
+//! The node agent on `fake-nvml`, in a cluster: its writes, the writes that are forbidden to it, and kube-scheduler's
+//! reactions.
 
 use std::path::Path;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::agent_token::{agent_client, policy_holds};
 use crate::support::{SOON, event, node_event, node_of, refused, rig, rounds};
 
-/// A node of a case with an agent, and a driver that does as the test says.
+/// A node of a case with an agent, and a driver whose state the test sets.
 pub(crate) struct AgentNode {
     pub(crate) name: String,
     client: Client,
@@ -87,7 +87,7 @@ impl AgentNode {
         self.restart_with(client, flags).await
     }
 
-    /// The same, with this way to the API server.
+    /// As above, with this way to the API server.
     pub(crate) async fn restart_with(&mut self, client: Client, flags: &[&str]) -> Result<()> {
         self.agent.abort();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -169,7 +169,7 @@ impl AgentNode {
         Ok(Api::all(self.client.clone()).get(&self.name).await?)
     }
 
-    /// Waits until the node says that it has this capacity.
+    /// Waits until the node reports this capacity.
     pub(crate) async fn capacity(&self, mib: u64) -> Result<()> {
         let what = format!("capacity of {mib} MiB");
         eventually(SOON, &what, async || {
@@ -205,7 +205,7 @@ impl AgentNode {
         Ok(())
     }
 
-    /// Waits until the report says of the card what `is` accepts.
+    /// Waits until `is` accepts the card in the report.
     pub(crate) async fn card(&self, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<GpuNode> {
         let api = Api::<GpuNode>::all(self.client.clone());
         eventually(SOON, what, async || {
@@ -221,8 +221,7 @@ impl AgentNode {
         .await
     }
 
-    /// A pod on the card, more than it asked for in use, a stranger beside it, and an error of the
-    /// driver.
+    /// A pod on the card that uses more than its request, with a stranger and an error of the driver.
     pub(crate) async fn gets_busy(&mut self, case: &Case) -> Result<Pod> {
         self.capacity(79_000).await?;
         self.kubelet_writes("allocatable", 79_000).await?;
@@ -275,7 +274,7 @@ impl AgentNode {
     }
 }
 
-/// Of a container of the pod, as `/proc/PID/cgroup` says it.
+/// The cgroup of a container of the pod, in the form of `/proc/PID/cgroup`.
 pub(crate) fn cgroup_of(pod: &Pod) -> Result<String> {
     let uid = pod.uid().context("a pod without UID")?;
     Ok(format!(
@@ -353,7 +352,7 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
     node.metric("gpustow_pod_gpu_memory_requested_bytes", &main, &asked)
         .await?;
 
-    // The card fails: the pod is told, and the next pod is not put there.
+    // The card fails: the pod gets an Event, and the next pod is not put there.
     node.machine.events.push(machine::Event {
         gpu: uuid.clone(),
         xid: Some(79),
@@ -396,7 +395,7 @@ async fn the_capacity_that_a_kubelet_zeroed_comes_back() -> Result<()> {
     node.capacity(79_000).await?;
     node.kubelet_writes("capacity", 0).await?;
     node.capacity(79_000).await?;
-    // Without a driver the hardware is still the same.
+    // Without a driver the hardware is unchanged.
     node.machine.error = 9;
     node.shows()?;
     let report = node.card("no driver", |gpu| !gpu.healthy).await?;

@@ -1,4 +1,4 @@
-//! The node's capacity that an agent writes, and what kube-scheduler makes of it.
+//! The node's capacity that an agent writes, and its effects on kube-scheduler.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -81,7 +81,7 @@ async fn a_pod_without_an_assignment_counts_once_its_kubelet_has_accepted_it() -
     let by_hand = async |name: &str, mib: u64| {
         let pod = case.pod(name).gpu_mem(mib);
         let pod = pod.bind_by_hand(&case.client, &node.name).await?;
-        // The agent looks at the capacity before it tells about the pod.
+        // The agent checks the capacity before it reports the pod.
         event(&case.client, &pod, "NoGpuAssignment").await?;
         anyhow::Ok(pod)
     };
@@ -119,7 +119,7 @@ async fn the_startup_taint_goes_once_pods_find_the_capacity_and_others_stay() ->
         let taints = taints.into_iter().map(|it| (it.key, it.effect));
         anyhow::Ok(taints.collect::<Vec<_>>())
     };
-    // The kubelet has not told kube-scheduler yet.
+    // The kubelet has not reported the capacity yet.
     assert_eq!(left().await?.len(), 3);
 
     node.kubelet_writes("allocatable", 79_000).await?;

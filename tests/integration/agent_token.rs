@@ -1,4 +1,4 @@
-//! An agent's token: what the admission policy and RBAC let it write, and nothing else.
+//! An agent's token: the writes that the admission policy and RBAC allow, and no others.
 
 use anyhow::{Result, bail, ensure};
 use gpustow_api::gpunode::GpuNode;
@@ -33,7 +33,7 @@ pub(crate) async fn agent_client(cluster: &ControlPlane, node: &str) -> Result<C
     Ok(Client::try_from(agent_config(cluster, node).await?)?)
 }
 
-/// What such a client is made of.
+/// The configuration of such a client.
 pub(crate) async fn agent_config(cluster: &ControlPlane, node: &str) -> Result<Config> {
     let kubeconfig = Kubeconfig::read_from(cluster.agent_kubeconfig(node).await?)?;
     Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
@@ -349,7 +349,7 @@ pub(crate) async fn patch(client: &Client, path: &str, change: &Value) -> Result
     Ok(())
 }
 
-/// Sends a request without effect; what the API server answers if it refuses.
+/// Sends a request without effect. Returns the API server's message if it refuses.
 pub(crate) async fn send(
     client: &Client,
     verb: &str,

@@ -102,7 +102,8 @@ async fn model_that_sleeps_gets_its_memory_back_before_it_allocates() -> Result<
     let from = format!("{}/greedy", case.namespace);
     event_saying(&case.client, &model, "GpuMemoryReserved", &from).await?;
 
-    // The other gives back what it borrowed; the model is told, and is there within 3 s.
+    // The other pod gives back the memory that it borrowed. The model's condition shows it, and the model is there
+    // within 3 s.
     uses(&mut node, 2048, 20_000)?;
     says(&case, &model, names::AVAILABLE_CONDITION, "True", "Free").await?;
     says(

@@ -91,7 +91,7 @@ pub(crate) fn pod(case: &Case, kind: &str, owner: &str, image: &str) -> Pod {
     pod
 }
 
-/// What the API server makes of the pod.
+/// The pod as the API server would store it.
 pub(crate) async fn admitted(case: &Case, pod: &Pod) -> Result<Pod> {
     let params = PostParams {
         dry_run: true,
@@ -100,7 +100,7 @@ pub(crate) async fn admitted(case: &Case, pod: &Pod) -> Result<Pod> {
     Ok(case.pods().create(&params, pod).await?)
 }
 
-/// What `kubectl gpustow fit` says that the API server would make of it.
+/// The pod as the API server would store it, according to `kubectl gpustow fit`.
 async fn foreseen(case: &Case, pod: Pod) -> Result<Pod> {
     let namespaces = Api::<Namespace>::all(case.client.clone());
     let namespace = namespaces.get(&case.namespace).await?.metadata;
@@ -239,7 +239,7 @@ async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
         refused("has no advice to follow").await
     })
     .await?;
-    // A new image has what an earlier one needed.
+    // A new image gets the amount of an earlier image.
     let image = pod(&case, "ReplicaSet", "web-5f9474c99c", "web:2");
     eventually(SOON, "the API server knows the history", async || {
         let (.., from, _) = got(&admitted(&case, &image).await?)?;
@@ -256,7 +256,7 @@ async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
         Ok(())
     })
     .await?;
-    // An amount that the pod says stays, and each of its GPUs counts.
+    // The default counts for each of the pod's GPUs, and a pod's own amount stays.
     let mut own = new();
     own.metadata
         .annotations

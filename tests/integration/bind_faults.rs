@@ -1,4 +1,4 @@
-//! What goes wrong with a Binding and is not the pod's fault.
+//! Faults of a Binding that are not the pod's fault.
 
 use anyhow::{Result, ensure};
 use gpustow_testkit::builders::delete;

@@ -1,4 +1,4 @@
-//! What the Helm chart refuses, and what it says: it renders nothing that the programs would not start with.
+//! The Helm chart's refusals, and its notes: it does not render anything that the programs would not start with.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::helm::{chart, helm, objects, template};
 
-/// The extender's arguments in what the chart made.
+/// The extender's arguments in the rendered chart.
 fn arguments(made: &str) -> Result<Vec<String>> {
     let objects = objects(made)?;
     let deployment = objects
@@ -21,7 +21,7 @@ fn arguments(made: &str) -> Result<Vec<String>> {
     Ok(serde_json::from_value(args.clone())?)
 }
 
-/// The schema of the values has the fields of the GpustowConfig, and refuses what the API server would refuse.
+/// The schema of the values has the fields of the GpustowConfig, and refuses values that the API server would refuse.
 #[tokio::test]
 async fn chart_renders_what_the_programs_start_with_and_refuses_the_rest() -> Result<()> {
     for set in [
@@ -136,7 +136,7 @@ async fn a_bare_off_in_a_values_file_is_off() -> Result<()> {
     Ok(())
 }
 
-/// What Helm prints after an installation with these values.
+/// Helm's notes after an installation with these values.
 async fn notes(args: &[&str]) -> Result<String> {
     let chart = chart();
     let dry = ["install", "gpustow", &chart, "--dry-run=client"];

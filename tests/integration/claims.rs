@@ -1,5 +1,5 @@
-//! ResourceClaims of a DRA driver and pods that request GPU memory, on the same GPUs. The driver is made of slices alone:
-//! kube-scheduler's own allocator hands out what they say.
+//! ResourceClaims of a DRA driver and pods that request GPU memory, on the same GPUs. The driver consists of slices
+//! alone: kube-scheduler's own allocator hands out their devices.
 
 mod storm;
 
@@ -135,7 +135,7 @@ async fn unclaim(case: &Case, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What claims hold of each GPU of these nodes, by UUID.
+/// The memory that claims hold on each GPU of these nodes, by UUID.
 async fn claimed(case: &Case) -> Result<BTreeMap<String, u64>> {
     let mut held = BTreeMap::new();
     for claim in case.claims().list(&ListParams::default()).await?.items {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::support::{SOON, rig};
 
-/// A reader's kubeconfig, and what it asks.
+/// A reader of a case, by its kubeconfig and its ClusterRoleBinding.
 pub(crate) struct Reader {
     kubeconfig: String,
     binding: String,
@@ -238,7 +238,7 @@ async fn a_tenant_gets_answers_about_her_own_pods_and_none_about_others() -> Res
     let (_, top) = tenant.ask(&["top", "-1", &ours]).await?;
     assert!(top.contains("small") && top.contains("Left out: "), "{top}");
 
-    // What the API server refuses cannot fit. Of all else it says nothing.
+    // A pod that the API server refuses cannot fit. For all other pods the answer is unknown.
     let file = std::env::temp_dir().join(format!("{}.json", case.namespace));
     let path = file.display().to_string();
     for (pod, verdict, answer) in [

@@ -1,4 +1,5 @@
-//! The GpustowConfig on a real API server: what its schema refuses, how fast the extender follows it, what its status says.
+//! The GpustowConfig on a real API server: its schema's refusals, the speed with which the extender follows it, and its
+//! status.
 
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ async fn config_files_are_taken_as_they_are() -> Result<()> {
         let delete = DeleteParams::default();
         configs(&cluster)?.delete(config::NAME, &delete).await?;
     }
-    // What the API server fills in is what the programs assume without an object.
+    // The API server's defaults equal the programs' defaults without an object.
     let empty = json!({ "apiVersion": "gpustow.dev/v1alpha1", "kind": "GpustowConfig",
         "metadata": { "name": config::NAME }, "spec": {} });
     let params = PatchParams::apply("tests");

@@ -1,4 +1,4 @@
-//! Pods with several containers: what each sees, and what a card is charged by Kubernetes' own rule
+//! Pods with several containers: the cards that each container sees, and the charge of a card by Kubernetes' own rule
 //! for init containers.
 
 use std::collections::BTreeMap;

@@ -13,7 +13,7 @@ use crate::observability::promtool;
 use crate::prometheus::Prometheus;
 use crate::support::{SOON, refused, repository, rig};
 
-/// What a classic dashboard may hold.
+/// The kinds of panels in a classic dashboard.
 const KINDS: [&str; 6] = [
     "barchart",
     "heatmap",

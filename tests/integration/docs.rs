@@ -1,4 +1,4 @@
-//! Every command in the documentation is run on a real control plane, or it is said here why not.
+//! Every command in the documentation is run on a real control plane, or a list here gives the reason why not.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -177,7 +177,7 @@ fn commands(page: &str, text: &str) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// What is left of a script without what is not run here.
+/// The script without the commands that are not run here.
 fn runnable(found: &Found, makefile: &str, case: &Case) -> Result<String> {
     let Found { place, script, .. } = found;
     let mut left = String::new();
@@ -289,7 +289,7 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
             if installs {
                 forget(&cluster).await?;
             }
-            // What commands write goes aside; what they read is the repository's.
+            // Commands write into a scratch folder, and read the repository's files.
             let begin = "for it in manifests scheduler-config docs crates; do ln -sfn \"$REPO/$it\" .; done\n";
             let command = Command::new("bash")
                 .args(["-euo", "pipefail", "-c", &format!("{begin}{script}")])

@@ -1,4 +1,4 @@
-//! Who may write the annotations that say which GPUs a pod holds, through which door.
+//! The accounts that may write the annotations about a pod's GPUs, and the doors for these writes.
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;
@@ -44,7 +44,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Tries to write, without effect; what the API server answers if it refuses.
+    /// Tries to write, without effect. Returns the API server's message if it refuses.
     async fn write(&self, door: Door, annotations: Value) -> Result<Option<String>> {
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace);
         let params = PatchParams {
@@ -88,8 +88,8 @@ impl Writer {
     }
 }
 
-/// The ServiceAccount's client, with every permission that RBAC can give: what it may not do then,
-/// the policies forbid.
+/// The ServiceAccount's client, with every permission that RBAC can give: the policies forbid all writes that still
+/// fail.
 async fn almighty(cluster: &ControlPlane, account: &str) -> Result<Client> {
     let accounts = Api::<ServiceAccount>::namespaced(cluster.admin()?, names::NAMESPACE);
     let mut object = ServiceAccount::default();
@@ -122,7 +122,7 @@ async fn each_key_has_its_writer_at_every_door() -> Result<()> {
     let agent = writer(almighty(cluster, names::AGENT).await?);
     let admin = writer(cluster.admin()?);
     for door in DOORS {
-        // The extender is held to these besides, by a policy of its own: see attack/extender.rs.
+        // A policy of its own additionally limits the extender to these keys: see attack/extender.rs.
         let of_extender = match door {
             Door::Pods => &[][..],
             Door::Status => &[names::EPOCH, names::FENCE, names::RESERVATION][..],
@@ -150,7 +150,7 @@ async fn each_key_has_its_writer_at_every_door() -> Result<()> {
                 ensure!(refused, "{key} at {door:?}: {answer:?}");
             }
         }
-        // An agent is held to its own node besides, by a policy of its own: see agent_token.rs.
+        // A policy of its own additionally limits an agent to its own node: see agent_token.rs.
         for key in EXTENDERS {
             let answer = agent.write(door, json!({key: "x"})).await?;
             ensure!(
@@ -177,7 +177,7 @@ async fn no_client_creates_a_pod_with_our_keys() -> Result<()> {
     Ok(())
 }
 
-/// These doors need no guard: the API server takes no metadata through them.
+/// These doors do not need a guard: the API server ignores metadata there.
 #[tokio::test]
 async fn other_subresources_write_no_annotations() -> Result<()> {
     let cluster = installed().await?;
@@ -198,7 +198,8 @@ async fn other_subresources_write_no_annotations() -> Result<()> {
     case.end().await
 }
 
-/// With the very permissions of the manifests: what the extender does, and what it cannot.
+/// With exactly the permissions of the manifests: the writes that the extender can do, and the writes that it cannot
+/// do.
 #[tokio::test]
 async fn the_extender_binds_and_others_leave_its_keys_as_they_were() -> Result<()> {
     let cluster = installed().await?;

@@ -27,7 +27,7 @@ enum Once {
     Siblings,
     /// They want the same port of their node.
     Port,
-    /// They spread over this node and another, which has no room for them.
+    /// They spread over this node and another, which is too small for them.
     Spread,
 }
 
@@ -66,7 +66,7 @@ impl Once {
         })
     }
 
-    /// What kube-scheduler says of the second.
+    /// kube-scheduler's reason against the second pod.
     fn refusal(self) -> &'static str {
         match self {
             Self::Siblings => "anti-affinity",

@@ -1,5 +1,5 @@
-//! What the cases of faults share: control planes that they use in turn, replicas of the extender
-//! with a proxy each between them and the API server, and calls as kube-scheduler makes them.
+//! The common parts of the fault cases: control planes that they use in turn, and calls as kube-scheduler makes them.
+//! Each replica of the extender has a proxy between it and the API server.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -90,7 +90,7 @@ impl Replica {
         let (flags, config): (Vec<_>, Vec<_>) = settings.partition(|it| it.starts_with("--"));
         options.args.extend(flags);
         options.config = Some(config);
-        // An earlier build has no such object, and reads for how long a report counts here.
+        // An earlier build does not know this object. It reads from a variable for how long a report counts.
         let day = ("GPUSTOW_STALE_AFTER".to_owned(), "86400".to_owned());
         options.env.push(day);
         let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
@@ -160,8 +160,8 @@ impl Replica {
         self.call("bind", &body).await.map(drop)
     }
 
-    /// `/filter`, then `/bind`. A filter is answered with an error until the watches have told of
-    /// what the case made just now.
+    /// `/filter`, then `/bind`. A filter is answered with an error until the watches have delivered the case's latest
+    /// objects.
     pub(crate) async fn place(&self, pod: &Pod, node: &str) -> Result<()> {
         self.until_fits(pod, node).await?;
         self.bind(pod, node).await
@@ -224,7 +224,7 @@ impl Replica {
         Ok(count.parse()?)
     }
 
-    /// Waits until its ledger holds what the API server says, and checks the case's cards.
+    /// Waits until its ledger agrees with the API server, and checks the case's cards.
     pub(crate) async fn settled(&self, case: &Case) -> Result<()> {
         self.has_no_reservation().await?;
         ledger_agrees(&self.extender, case).await?;
@@ -250,7 +250,7 @@ impl Replica {
         let metrics = self.extender.metrics().await?;
         let all = metrics.lines();
         let all = all.filter(|line| line.starts_with("gpustow_disruptions_total"));
-        // A test that fails shows what was counted instead.
+        // A test that fails shows the disruptions that were counted instead.
         println!(
             "{:?}",
             all.filter(|line| !line.ends_with(" 0")).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! What breaks between filter and bound: processes, connections, the API server.
+//! Faults between filter and bound: processes, connections, the API server.
 
 use std::time::Duration;
 
@@ -204,8 +204,7 @@ async fn an_extender_that_was_killed_wakes_who_waited_before() -> Result<()> {
             .await?;
         wait_bound(&case.client, &pod, SOON).await?;
     }
-    // The node's sum suffices: only the extender stands in the way, and only it can tell when a
-    // card has grown.
+    // The node's sum suffices: only the extender refuses the pod, and only it can notice that a card has grown.
     let waits = case
         .pod("waits")
         .gpu_mem(CARD / 2)
@@ -250,7 +249,7 @@ async fn the_api_server_stops_for_ten_seconds_under_load() -> Result<()> {
     .await?;
 
     cluster.stop_api_server();
-    // The fault itself, for as long as the case says: there is nothing to wait for.
+    // The fault lasts for a fixed time: there is no event to wait for.
     tokio::time::sleep(Duration::from_secs(10)).await;
     cluster.start_api_server().await?;
     // Ready, it still answers some requests with status 429.

@@ -39,8 +39,7 @@ async fn transitions(case: &Case, namespace: &str) -> Result<i32> {
     spec.lease_transitions.context("a Lease without an epoch")
 }
 
-/// A rule for patches of the pods' status whose name begins like this, of those that `which` picks
-/// by their number.
+/// A rule for patches of the status of pods whose name begins like this. `which` picks the patches by their number.
 fn on_status(
     proxy: &ApiProxy,
     name: &str,
@@ -127,7 +126,7 @@ async fn an_old_binding_fails_though_the_namespace_was_deleted() -> Result<()> {
     let renew = async |case: &Case| {
         let namespaces = Api::<Namespace>::all(case.client.clone());
         if let Some(mut old) = namespaces.get_opt(namespace).await? {
-            // What the namespace controller does, which does not run here.
+            // The namespace controller would do this, but does not run here.
             let (all, params) = (ListParams::default(), DeleteParams::default());
             leases(case, namespace)
                 .delete_collection(&params, &all)
@@ -276,7 +275,7 @@ async fn a_pod_that_cannot_be_fenced_holds_up_no_other_and_over_commits_nothing(
             rule.answered(1, SOON).await?;
             assert_eq!(node_of(&now(&case, &stuck).await?), n);
         } else {
-            // An administrator corrects what refused.
+            // An administrator corrects the cause of the refusal.
             drop(unwritable);
             second.until_fits(&third, &n).await?;
             rule.release();
@@ -334,7 +333,7 @@ async fn a_takeover_goes_on_where_single_patches_fail() -> Result<()> {
         for pod in case.pods().list(&ListParams::default()).await? {
             assert_eq!(epoch(&pod), Some(&*after.to_string()));
         }
-        // Only what failed was sent again.
+        // Only failed patches were sent again.
         let (sent, failed) = (all.load(Ordering::SeqCst), PODS.div_ceil(100) + 1);
         ensure!(sent <= PODS + failed, "{sent} patches of {PODS} pods");
         replica.extender.process.kill9();

@@ -1,5 +1,5 @@
-//! Preemption for a pod that free memory is too fragmented for: who ends, who does not, and what is left when something
-//! comes between.
+//! Preemption for a pod that free memory is too fragmented for: pods that end, pods that stay, and the state after an
+//! interruption.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -68,7 +68,7 @@ pub(crate) async fn staying(case: &Case) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What every case leaves: books that are the API server's, no card over its bound, and no room kept.
+/// The state after every case: books that agree with the API server, no card over its bound, and no reserved room.
 pub(crate) async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()> {
     replica.settled(case).await?;
     eventually(SOON, "no room is kept, and no pod must end", async || {
@@ -300,7 +300,7 @@ async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Resul
     .await?;
     delete(&case.client, &waits, 0).await?;
     wait_gone(&case.client, &waits, SOON).await?;
-    // What was kept is anybody's again.
+    // The memory that was kept is free for every pod again.
     bound(&case, case.pod("small").gpu_mem(4000)).await?;
     bound(&case, case.pod("other").gpu_mem(4000)).await?;
     let left = staying(&case).await?;
@@ -358,7 +358,7 @@ async fn a_delete_that_arrives_after_a_takeover_fails() -> Result<()> {
     scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
-    // It does not preempt, and ends what the other began.
+    // The successor does not preempt, and ends the preemption that the other replica began.
     let successor = Replica::start(
         turn.cluster,
         "heir-delete",

@@ -233,7 +233,7 @@ fn waited(pod: &Pod) -> Option<i64> {
     Some(scheduled.last_transition_time.as_ref()?.0.as_second() - created)
 }
 
-/// Gangs beside as many single pods as fill the cluster together with them: no pod waits for a gang that does not fit.
+/// Gangs, and as many single pods as fill the cluster together with them: no pod waits for a gang that does not fit.
 #[tokio::test]
 async fn fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part() -> Result<()> {
     let cluster = cluster().await?;

@@ -1,4 +1,4 @@
-//! What goes wrong between the first filter of a gang and its last bind.
+//! Faults between the first filter of a gang and its last bind.
 
 use anyhow::Result;
 use gpustow_testkit::builders::delete;

@@ -83,7 +83,7 @@ async fn budget_that_protects_one_victim_spares_all_victims_of_a_gang() -> Resul
     let budgets = case.budget("low-1", ("minAvailable", 1)).await?;
     let (_, gang) = crowd(&case, 2).await?;
     refused(&case, &gang[0], "0 of 2 fit").await?;
-    // Preemption for another pod, on another node, tells that the extender has looked at the gang meanwhile.
+    // Preemption for another pod, on another node, shows that the extender has looked at the gang meanwhile.
     let other = case.node("m", &[9_500, 9_500]).label("for", "singles");
     other.create(&case.client).await?;
     let single = |name: &str, mib| case.pod(name).gpu_mem(mib).node_selector("for", "singles");

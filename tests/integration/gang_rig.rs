@@ -33,7 +33,7 @@ const CLASSES: [(&str, i32, &str); 6] = [
 
 pub(crate) type Names = &'static [&'static str];
 
-/// What kube-scheduler checks beside memory.
+/// Constraints that kube-scheduler checks in addition to memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     /// On no node with a pod that has the label `app`.
@@ -131,9 +131,9 @@ enum Step {
     Come(Names, Pods),
     Delete(&'static str),
     MinCount(&'static str, usize),
-    /// Waits until exactly these pods are preempted, and this many of those that came are bound.
+    /// Waits until exactly these pods are preempted, and this many of the pods that came are bound.
     Until(Names, usize),
-    /// The same, and kube-scheduler has refused one that waits.
+    /// As above, and kube-scheduler has refused a waiting pod.
     Refused(Names, usize),
 }
 

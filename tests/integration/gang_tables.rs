@@ -14,7 +14,7 @@ fn two_below_and_two_above(name: &'static str) -> Row {
         .run(&["c", "d"], pods("top", 10))
 }
 
-/// The same with gangs that are disrupted as a whole.
+/// As above, with gangs that are disrupted as a whole.
 fn two_whole_groups(name: &'static str) -> Row {
     row(name, &[&[10], &[10], &[10], &[10]])
         .gang("v", "middle", 2)
@@ -140,7 +140,7 @@ fn victims() -> Vec<Row> {
     ]
 }
 
-/// Which pods must go for those of a group with the policy `basic`.
+/// The victims of the pods of a group with the policy `basic`.
 fn victims_of_basic_groups() -> Vec<Row> {
     vec![
         row("basic: the place of single pods", &[&[10, 10, 10]])

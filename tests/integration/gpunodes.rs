@@ -1,4 +1,4 @@
-//! What the API server makes of a GpuNode: the schema holds every field to its bounds.
+//! The API server's checks of a GpuNode: the schema holds every field to its bounds.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::{

@@ -1,4 +1,5 @@
-//! The Helm chart: the same objects as the kustomizations, and what becomes of them on a real API server.
+//! The Helm chart: it makes the objects of the kustomizations, and is installed, upgraded and removed on a real API
+//! server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +49,7 @@ pub(crate) fn chart() -> String {
     repository("manifests/chart").display().to_string()
 }
 
-/// What the chart makes for a cluster of this version.
+/// The chart's objects for a cluster of this version.
 pub(crate) async fn template(version: &str, args: &[&str]) -> Result<String> {
     let version = format!("--kube-version={version}");
     let chart = chart();
@@ -79,7 +80,7 @@ pub(crate) fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
             continue;
         };
         let metadata = &object["metadata"];
-        // What Helm does and kustomize cannot.
+        // Helm has hooks; kustomize does not.
         if !metadata["annotations"]["helm.sh/hook"].is_null() {
             continue;
         }
@@ -202,7 +203,7 @@ async fn a_value_that_the_chart_does_not_have_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// The command of docs/upgrade.md, with a kind that differs from what Helm installed.
+/// The command of docs/upgrade.md, with a kind that differs from the installed kind.
 async fn applies_a_changed_kind(cluster: &ControlPlane) -> Result<()> {
     let page = std::fs::read_to_string(repository("docs/upgrade.md"))?;
     let mut commands = page.lines().map(str::trim);
@@ -216,7 +217,7 @@ async fn applies_a_changed_kind(cluster: &ControlPlane) -> Result<()> {
     cluster.kubectl(&words).await.map(drop)
 }
 
-/// What must be as before, whatever is done to gpustow.
+/// The state that must not change, whatever is done to gpustow.
 async fn kept(client: &Client, case: &Case, objects: usize) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for pod in case.pods().list(&Default::default()).await? {
@@ -252,7 +253,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     case.node("n", &[24576]).create(&client).await?;
     case.pod("p").gpu_mem(8192).create(&client).await?;
     let before = kept(&client, &case, 2).await?;
-    // Helm is to find what it installed.
+    // Helm must not find objects that the test has changed.
     forget(&cluster).await?;
 
     let set = "--set=config.scheduling.policy=binpack";
@@ -364,7 +365,7 @@ async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (before, now) = (earlier(folder.path()).await?, chart());
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
-    // Its policies want pods to say all themselves.
+    // The policies of the earlier chart require pods to set all fields themselves.
     let install = ["install", "gpustow", &before, "--create-namespace"];
     run(&[&install[..], &["--set=admission=none"]].concat()).await?;
     let (_extender, _scheduler) = running(&cluster).await?;

@@ -1,4 +1,4 @@
-//! What workloads used: from NVML through agents and the leader to an object that outlives all of them.
+//! The usage of workloads: from NVML through agents and the leader to an object that outlives all of them.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn run(case: &Case, replica: &Replica, node: &mut AgentNode, mib: u64) -> 
     node.runs(&processes)
 }
 
-/// What metrics say of the case's workload.
+/// The advised memory of the case's workload in the metrics, MiB.
 async fn advised(case: &Case, replica: &Replica) -> Result<f64> {
     let metrics = replica.extender.metrics().await?;
     let ours = format!("namespace=\"{}\"", case.namespace);

@@ -189,7 +189,7 @@ async fn pod_that_a_later_webhook_changes_is_refused_by_the_name_of_what_is_wron
         let why = made.err().unwrap_or_default();
         ensure!(texts.iter().all(|it| why.contains(it)), "{kind}: {why:?}");
     }
-    // Pods that it leaves alone pass, and those that request nothing.
+    // Pods that it leaves alone pass, and pods that do not request anything.
     for kind in ["none", "notes"] {
         created(&client, &of(kind))
             .await?

@@ -28,7 +28,7 @@ pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Resu
     apply(cluster, kustomization, &flags).await
 }
 
-/// The same with flags of `kubectl apply`.
+/// As above, with flags of `kubectl apply`.
 pub(crate) async fn apply(
     cluster: &ControlPlane,
     kustomization: &str,

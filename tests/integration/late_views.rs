@@ -1,4 +1,4 @@
-//! kube-scheduler sees what the extender's watches do not show yet: a late view evicts no second pod.
+//! kube-scheduler sees objects that the extender's watches do not show yet: a late view does not evict a second pod.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn preempt_evicts_no_pod_while_an_offered_node_is_free_already() -> Result
     wait_gone(&case.client, &on_a, SOON).await?;
     replica.refuses(&pod, &a).await?;
     assert_eq!(replica.preempt(&pod, &b, &[&on_b]).await?, 0);
-    // The ledger has learnt it, long before its watch tells.
+    // The ledger has learnt it, long before its watch shows it.
     replica.place(&pod, &a).await?;
 
     drop(late);
@@ -177,7 +177,7 @@ async fn preempt_after_a_takeover_asks_about_the_nominated_node() -> Result<()> 
     case.end().await
 }
 
-/// It was frozen, say, and does not know yet that another decides.
+/// The replica was frozen, for example, and does not know yet that another decides.
 #[tokio::test]
 async fn preempt_of_a_replica_that_was_relieved_evicts_no_pod() -> Result<()> {
     let turn = turn().await?;

@@ -1,5 +1,5 @@
-//! What the chart does for queued pods when the queue goes. There is no kubelet: the hook's Job does not run, and
-//! the test does what it would, by its rights.
+//! The chart's work on queued pods when the queue goes. There is no kubelet: the hook's Job does not run, and the test
+//! does its work, by its rights.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::claim::{Device, Rule};
@@ -17,12 +17,12 @@ use crate::support::{SOON, SYSTEM, gpustow};
 const LIFT: &str = "gpustow-ungate";
 const UNFENCE: &str = "gpustow-unfence";
 
-/// What the release's hooks make when it leaves.
+/// The hooks that the release makes when it is removed.
 async fn hooks(cluster: &ControlPlane) -> Result<Vec<Value>> {
     hooks_of(cluster, LIFT).await
 }
 
-/// Those of this name.
+/// The hooks of this name.
 async fn hooks_of(cluster: &ControlPlane, name: &str) -> Result<Vec<Value>> {
     let text = helm(
         &["get", "hooks", "gpustow"],
@@ -47,7 +47,7 @@ fn when(hooks: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// Does what the hooks do; what the command says.
+/// Does the hooks' work, and returns the command's output.
 async fn done(cluster: &ControlPlane, hooks: &[Value]) -> Result<String> {
     let mut args = Value::Null;
     let account = hooks.first().context("no hook")?["metadata"]["name"].as_str();

@@ -1,8 +1,6 @@
-//! Who holds memory, and for how long: pods that end slowly, come back, or came around us; nodes
-//! that come back with other cards.
+//! Pods hold memory while they end slowly, come back, or were bound without gpustow; nodes come back with other cards.
 //!
-//! Nodes advertise more than their cards have where kube-scheduler's own sum would hide what
-//! gpustow decides.
+//! Nodes advertise more memory than their cards have where kube-scheduler's own sum would hide gpustow's decisions.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::GpuNode;
@@ -14,7 +12,7 @@ use serde_json::json;
 
 use crate::support::{SOON, bound, charges, placed, refused, rig, rounds};
 
-/// What gpustow says when a card is held by others.
+/// gpustow's message when other pods hold a card.
 const NO_ROOM: &str = "not enough free memory on any one GPU";
 
 #[tokio::test]

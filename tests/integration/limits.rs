@@ -1,4 +1,4 @@
-//! Limits that the driver holds: what admission writes, what it refuses, and where such pods go.
+//! Limits that the driver holds: the fields that admission writes, its refusals, and the nodes of such pods.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::install::{install, installed, try_create};
 use crate::policies::{asks, pod, refusal, with};
 use crate::support::SOON;
 
-/// What NVIDIA's hook would read, by container.
+/// The variables that NVIDIA's hook would read, by container.
 fn literals(pod: &Pod) -> BTreeMap<String, Vec<String>> {
     let spec = pod.spec.iter();
     let containers = spec.flat_map(|spec| {
@@ -115,7 +115,7 @@ async fn containers_that_the_driver_limits_get_the_literals_of_its_hook() -> Res
     Ok(())
 }
 
-/// The words are those of the extender, which refuses the same.
+/// The extender refuses these limits too, with these messages.
 #[tokio::test]
 async fn a_limit_that_cannot_be_is_refused_at_creation() -> Result<()> {
     let client = installed().await?.admin()?;

@@ -236,7 +236,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GATE,
         names::QUEUE_LABEL,
         names::RESERVED_LABEL,
-        // How unknown keys are told from others.
+        // The parts that distinguish unknown keys from others.
         "gpustow.dev/",
         ".gpustow.dev/",
         // The webhooks.
@@ -281,7 +281,7 @@ fn files(folder: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Switches by which frameworks are told a share of the card, and an amount in bytes.
+/// Switches that give frameworks a share of the card, and switches that give an amount in bytes.
 const SHARES: [&str; 3] = [
     "--gpu-memory-utilization=",
     "XLA_PYTHON_CLIENT_MEM_FRACTION=",
@@ -320,7 +320,7 @@ fn no_example_uses_more_than_it_asks_for() -> Result<()> {
     Ok(())
 }
 
-/// What a container is told by arguments and variables.
+/// The arguments and variables of a container.
 fn words(container: &Value) -> Vec<String> {
     let args = ["command", "args"].map(|key| container[key].as_array());
     let args = args.into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! MIG instances that agents make for pods: where pods go that request one, and what their Bindings say.
+//! MIG instances that agents make for pods: the nodes of pods that request one, and their Bindings.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::gpunode::Gpu;
@@ -49,7 +49,7 @@ async fn pods_with_isolation_get_instances_and_others_stay_off_their_gpus() -> R
     let plain = case.pod("plain").gpu_mem(8000);
     let only = "GPUs that make MIG instances take only pods with isolation mig";
     refused(&case.client, plain, only).await?;
-    // The largest profile has no place beside the instance of others.
+    // The largest profile does not fit next to the instance of others.
     let large = isolated("large", 50_000);
     let none = "no GPU that makes a MIG instance as large";
     refused(&case.client, large, none).await?;

@@ -99,7 +99,7 @@ async fn succeeded(case: &Case, gone: &Pod, name: &str, mib: u64, node: &str) ->
     delete(&case.client, gone, 0).await
 }
 
-/// What a pod was told of its reservation is not what it is told before pods are evicted for it.
+/// A pod with a reservation gets a new message before pods are evicted for it.
 #[tokio::test]
 async fn defragment_says_on_a_pod_with_a_reservation_what_is_reserved_before_it_evicts()
 -> Result<()> {
@@ -148,7 +148,7 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
     let evicts = format!("Evicting {}/y, which can run elsewhere", case.namespace);
     event_saying(&case.client, &waits, "GpuMemoryReserved", &evicts).await?;
     ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
-    // It is too large for what is kept of neither.
+    // The pod is larger than the unreserved memory of each node.
     let late = case.pod("late").gpu_mem(4000).create(&case.client).await?;
     wait_refused(&case.client, &late, "reserved", SOON).await?;
 
@@ -235,7 +235,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
-    // It moves no pod, and ends what the other began.
+    // The successor does not move pods, and ends the move that the other replica began.
     let successor = Replica::start(
         turn.cluster,
         "moves-heir-icy",

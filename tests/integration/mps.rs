@@ -47,7 +47,7 @@ async fn gpus_with_mps_are_shown_and_take_no_pods_without_a_share() -> Result<()
     rig.end(case).await
 }
 
-/// What a container is given, by name.
+/// The variables of a container, by name.
 fn environment(container: &Container) -> HashMap<&str, String> {
     let all = container.env.iter().flatten().map(|env| {
         let source = env.value_from.as_ref();
@@ -118,7 +118,7 @@ async fn pods_share_compute_of_gpus_with_mps_up_to_a_hundred_percent() -> Result
     )
     .await?;
     bound(&case.client, share("second", "70")).await?;
-    // Memory is there all the time; what is waited for is compute.
+    // Memory is free all the time; the pod waits for compute.
     let at_once = DeleteParams::default().grace_period(0);
     for name in ["first", "second"] {
         case.pods().delete(name, &at_once).await?;

@@ -36,7 +36,7 @@ async fn folder(script: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(made.stdout)?.trim()))
 }
 
-/// Runs promtool; the error has all that it said.
+/// Runs promtool; the error contains its whole output.
 pub(crate) async fn promtool(args: &[&str], input: &str) -> Result<()> {
     let mut child = Command::new(prometheus().await?.join("promtool"))
         .args(args)

@@ -61,7 +61,7 @@ async fn no_pod_is_refused_while_a_replica_is_down_or_replicas_are_replaced() ->
     ensure!(created > 20, "{created}");
 
     rig.replicas[0].process.kill9();
-    // A connection to what is dead is not tried twice; the kubelet has noticed by now.
+    // A connection to a dead replica is not tried twice; the kubelet has noticed by now.
     rig.balancer.cut().await?;
     for _ in 0..20 {
         rig.create().await?;

@@ -216,7 +216,7 @@ async fn mixed_cards_are_filled_tightest_first() -> Result<()> {
         found.push(placed(&case.client, case.pod(name).gpu_mem(14000)).await?);
     }
 
-    // What each leaves free on its card: 2000, 10000, 26000, 12000.
+    // The memory that each pod leaves free on its card: 2000, 10000, 26000, 12000.
     assert_eq!(
         found,
         [card("a", 1), card("b", 0), card("a", 0), card("a", 0)]

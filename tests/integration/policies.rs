@@ -1,4 +1,4 @@
-//! What admission lets in, changes and refuses.
+//! The pods that admission lets in, changes and refuses.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::{names, request};

@@ -17,7 +17,7 @@ fn high(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).priority_class("system-cluster-critical")
 }
 
-/// Says that the pod started long ago, which makes kube-scheduler spare it before younger ones.
+/// Sets an early start time, which makes kube-scheduler spare the pod before younger ones.
 async fn make_old(case: &Case, pod: &Pod) -> Result<()> {
     let status = json!({"status": {"startTime": "2026-01-01T00:00:00Z"}});
     let params = PatchParams::default();
@@ -182,7 +182,7 @@ async fn a_call_with_many_candidates_lists_nothing() -> Result<()> {
             replica.place(&pod, &node).await?;
             anyhow::Ok(pod.uid().unwrap_or_default())
         };
-        // A card with x, and y on the other one, where x has no room.
+        // A card with x, and a card with y, where x does not fit.
         let x = place("x", 5000).await?;
         place("y", 6000).await?;
         let given = json!({ "Pods": [{ "UID": x }], "NumPDBViolations": 0 });

@@ -1,4 +1,4 @@
-//! Beside an earlier build of extender and agent: each reads what the other wrote into the cluster, and
+//! An earlier build of extender and agent with the present build: each reads the other's writes in the cluster, and
 //! each takes over from the other.
 
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ async fn each_build_takes_over_from_the_other_that_was_killed() -> Result<()> {
             second.place(&other, &n).await
         };
         first.bind_late(&case, &late, &n, takeover).await?;
-        // What the other build assigned counts.
+        // Assignments of the other build count.
         assert!(second.filter(&waits, &n).await.is_err());
         second.settled(&case).await?;
         clear(&case).await?;
@@ -154,9 +154,9 @@ async fn this_agent_reports_to_the_earlier_extender_and_the_earlier_goes_on_from
     skewed("old", previous("gpustow").await?, false).await
 }
 
-/// An agent and an extender of different builds: the extender places pods by what the agent reports, the
-/// agent sees who uses the card, and what it reports of a failed card keeps pods away, also when the
-/// other build's agent has taken its place, as an upgrade or a way back does.
+/// An agent and an extender of different builds. The extender places pods by the agent's report, and the agent sees the
+/// users of the card. Its report of a failed card keeps pods away, also after the other build's agent has replaced it.
+/// This happens in an upgrade or a way back.
 async fn skewed(name: &str, extender: PathBuf, earlier_agent_first: bool) -> Result<()> {
     let turn = turn().await?;
     let case = Case::new(turn.cluster, name).await?;
@@ -218,7 +218,7 @@ async fn skewed(name: &str, extender: PathBuf, earlier_agent_first: bool) -> Res
     })
     .await?;
 
-    // The driver forgets its events with the process that it told; what was reported is still true.
+    // The driver forgets its events with the process that received them; the report is still true.
     node.machine.events.clear();
     node.shows()?;
     match earlier.take() {
@@ -249,12 +249,12 @@ async fn relieved(node: &mut AgentNode, cluster: &ControlPlane) -> Result<Agent>
         .await
 }
 
-/// What the first pod uses of the card.
+/// The usage of the card by the first pod.
 fn share(gpu: &Gpu) -> Option<u64> {
     gpu.pods.first().map(|share| share.used_mib)
 }
 
-/// Waits until the agent has confirmed the pod on the card and reports what it uses.
+/// Waits until the agent has confirmed the pod on the card and reports its usage.
 async fn uses(node: &AgentNode, case: &Case, pod: &Pod, uuid: &str) -> Result<()> {
     node.card("the pod's memory", |gpu| share(gpu).is_some())
         .await?;
@@ -267,7 +267,7 @@ async fn uses(node: &AgentNode, case: &Case, pod: &Pod, uuid: &str) -> Result<()
     .await
 }
 
-/// Today's plugin shows what either build reported and assigned.
+/// Today's plugin shows the reports and the assignments of either build.
 async fn plugin_shows(cluster: &ControlPlane, case: &Case) -> Result<()> {
     let kubeconfig = cluster.admin_kubeconfig().display().to_string();
     let ours = format!("--namespace={}", case.namespace);

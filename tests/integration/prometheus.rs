@@ -1,4 +1,4 @@
-//! What Prometheus remembers: a real one, and the advice that `kubectl gpustow advise --prometheus` has from it.
+//! The history in a real Prometheus, and the advice that `kubectl gpustow advise --prometheus` has from it.
 
 use std::process::Stdio;
 
@@ -98,7 +98,7 @@ impl Prometheus {
         Ok(result.context("no result")?.clone())
     }
 
-    /// The one row of `advise` in the case's namespace, by what this remembers.
+    /// The one row of `advise` in the case's namespace, from this Prometheus.
     async fn advice(&self, case: &Case) -> Result<Value> {
         let cluster = rig().await?.cluster;
         let kubeconfig = cluster.admin_kubeconfig().display().to_string();
@@ -123,7 +123,8 @@ impl Prometheus {
     }
 }
 
-/// A day of a pod that is gone, as dcgm-exporter tells it: 9000 MiB in one minute of fifty, 5000 in the others, on a GPU of 80,000.
+/// A day of a pod that is gone, in dcgm-exporter's metrics: 9000 MiB in one minute of fifty, 5000 in the others, on a
+/// GPU of 80,000.
 fn day(namespace: &str, pod: &str) -> String {
     let mut text = String::new();
     let end = Timestamp::now().as_second() / 60 * 60;

@@ -1,6 +1,6 @@
-//! The queue on a real API server and kube-scheduler: which pods are ungated, and when. The extender
-//! has the rights of `manifests/queue` and no more. Most pods are created with the gate on them; what else of the policies
-//! there is has cases of its own.
+//! The queue on a real API server and kube-scheduler: which pods are ungated, and when. The extender has the rights of
+//! `manifests/queue` and no more. Most pods are created with the gate on them. The other parts of the policies have
+//! cases of their own.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::moving::{create, ends, evictable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
 pub(crate) const CARD: u64 = 8192;
-/// What waits for a time of its own in the extender: its flag goes down after half a minute, and a replica that does
-/// not decide waits a quarter of one.
+/// Bound on waits for the extender's own timers. Its flag goes down after half a minute. A replica that does not decide
+/// waits a quarter of a minute.
 pub(crate) const LATE: Duration = Duration::from_secs(90);
 
 /// A control plane with gpustow and its line.
@@ -89,7 +89,7 @@ pub(crate) fn is_held(pod: &Pod) -> bool {
     gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == names::GATE))
 }
 
-/// Waits until the status says whether any new pods are queued.
+/// Waits until the status shows whether any new pods are queued.
 pub(crate) async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
     let configs = Api::<GpustowConfig>::all(cluster.admin()?);
     eventually(LATE, &format!("queueing is {wanted}"), async || {
@@ -344,7 +344,7 @@ async fn defragment_moves_pods_for_a_queued_one_and_they_come_back_queued() -> R
     let gone = ends(&case, "moves").await?;
     let again = create(&case, evictable(held(&case, "again"), small)).await?;
     wait_bound(&case.client, &again, SOON).await?;
-    // It was let out so that kube-scheduler says where it may run, and has no room yet.
+    // The pod was ungated so that kube-scheduler chooses its possible nodes, and does not fit yet.
     let whole_now = case.pods().get("whole").await?;
     let node = whole_now.spec.and_then(|spec| spec.node_name);
     ensure!(node.is_none(), "whole is bound to {node:?}");

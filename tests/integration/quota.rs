@@ -1,5 +1,5 @@
-//! What quotas and LimitRanges count of pods that take whole cards or many, and who may use the
-//! priority of gpustow's own pods.
+//! Quotas and LimitRanges on pods that take whole cards or many, and the right to use the priority of gpustow's own
+//! pods.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;

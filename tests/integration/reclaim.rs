@@ -1,5 +1,5 @@
-//! Memory that pods use beyond their requests is reclaimed for a pod that has a right to it, whether it waits or
-//! runs beside them, and no pod is touched without that setting.
+//! Memory that pods use beyond their requests is reclaimed for a pod with a right to it. That pod waits, or runs with
+//! them. Without that setting, pods are not touched.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::PodUse;
@@ -19,7 +19,7 @@ use crate::support::{SOON, event, event_saying};
 const CARD: u64 = 9000;
 const CALLED: &str = "GPU memory used above requests is being reclaimed";
 
-/// The node's agent reports what these pods use of its card.
+/// The node's agent reports the usage of its card by these pods.
 async fn uses(case: &Case, node: &GpuNodeBuilder, pods: &[(&Pod, u64)]) -> Result<()> {
     let used = pods.iter().map(|(pod, used_mib)| PodUse {
         uid: pod.uid().unwrap_or_default(),
@@ -131,7 +131,7 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
         metrics.contains("gpustow_gpus_under_pressure 1\n"),
         "{metrics}"
     );
-    // Now both together fit beside each other, and greedy borrows still.
+    // Now both fit together, and greedy borrows still.
     uses(&case, &node, &[(&greedy, 5000), (&quiet, 500)]).await?;
     says(&case, &greedy, names::RECLAIM_CONDITION, "False").await?;
     assert!(condition(&now(&case, &quiet).await?, names::RECLAIM_CONDITION).is_none());
@@ -234,7 +234,7 @@ async fn a_pod_that_stays_over_its_limit_is_asked_though_no_other_wants_it_and_n
     let over = starts("over", "watch").await?;
     let free = starts("free", "none").await?;
     let within = starts("within", "watch").await?;
-    // Each report says it again, as an agent's does.
+    // Each report repeats it, as an agent's does.
     eventually(SOON, "it is asked", async || {
         // A hundredth more than the limit is no offence.
         let all = [(&over, 2021), (&free, 2021), (&within, 2020)];
@@ -415,7 +415,7 @@ async fn a_successor_goes_on_between_two_victims_and_evicts_no_other_pod() -> Re
 
     let successor = Replica::start(turn.cluster, "goes-on", &args).await?;
     let _scheduler = successor.scheduler(turn.cluster).await?;
-    // Whichever of the two was first: its agent says that it is gone.
+    // The agent reports that the pod that was evicted first is gone.
     let left = match is_evicted(&case, &one).await? {
         true => &two,
         false => &one,

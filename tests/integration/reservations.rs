@@ -36,7 +36,7 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
         told.contains("small-0") && told.contains("small-2"),
         "{told}"
     );
-    // Those who come later would take each card as soon as it is free.
+    // Pods that come later would take each card as soon as it is free.
     let mut late = Vec::new();
     for (index, ends) in small.iter().enumerate().take(2) {
         delete(&case.client, ends, 0).await?;
@@ -87,7 +87,7 @@ async fn an_extender_that_restarts_keeps_a_place_for_the_pod_that_waits() -> Res
     rig.end(case).await
 }
 
-/// The label and the annotations on the node by which autoscalers are told.
+/// The label and the annotations on the node that inform autoscalers.
 async fn marks(case: &Case) -> Result<[Option<String>; 3]> {
     let node = Api::<Node>::all(case.client.clone());
     let node = node.get(&case.node_name("n")).await?;
@@ -124,7 +124,7 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     cluster.kubectl(&["delete", "-f", &right]).await?;
     let case = Case::new(rig.cluster, "marked").await?;
     let [(who, _), (_, karpenter)] = names::SPARE_NODE;
-    // Its owner has said what Karpenter is to do.
+    // The node's owner has set Karpenter's behaviour.
     let node = case.node("n", &[CARD; 2]).with_node(|node| {
         let theirs = (karpenter.to_owned(), "false".to_owned());
         node.metadata.annotations = Some([theirs].into());
@@ -149,7 +149,7 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     marked(&case, [None, None, Some("false")]).await?;
     node_event(&case.client, &name, "GpuReservationEnded").await?;
 
-    // The next leader unmarks what is not kept any more.
+    // The next leader unmarks nodes without a reservation.
     let next = case.pod("next").gpu_mem(2 * CARD);
     let next = next.annotation(names::GPU_COUNT, "2");
     let next = refused(&case.client, next, names::GPU_MEM).await?;

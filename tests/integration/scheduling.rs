@@ -1,4 +1,4 @@
-//! What kube-scheduler itself weighs and forbids still counts, beside what gpustow would choose.
+//! kube-scheduler's own weights and prohibitions still count, together with gpustow's choice.
 
 use anyhow::Result;
 use gpustow_api::names;
@@ -83,7 +83,7 @@ async fn preferred_node_affinity_outweighs_packing() -> Result<()> {
 
     assert_eq!(lands(&case, pod("a")?).await?, "wide");
     assert_eq!(lands(&case, pod("b")?).await?, "wide");
-    // What it prefers is full.
+    // Its preferred node is full.
     assert_eq!(lands(&case, pod("c")?).await?, "tight");
     rig.end(case).await
 }
@@ -223,7 +223,7 @@ async fn land_without_gpus(case: &Case, effect: Option<&str>, pods: usize) -> Re
     Ok(on)
 }
 
-/// What docs/packing.md tells people to do about pods that ask for no GPU memory.
+/// The advice of docs/packing.md about pods without a request for GPU memory.
 #[tokio::test]
 async fn a_taint_keeps_gpu_nodes_free_of_pods_without_gpus() -> Result<()> {
     let rig = rig().await?;
@@ -231,7 +231,7 @@ async fn a_taint_keeps_gpu_nodes_free_of_pods_without_gpus() -> Result<()> {
     assert_eq!(land_without_gpus(&case, None, 1).await?, ["gpu"]);
     rig.end(case).await?;
 
-    // There is room for four beside the taint; the fifth and pods with GPU memory need no toleration.
+    // The node without the taint has room for four; the fifth pod and pods with GPU memory do not need a toleration.
     let case = Case::new(rig.cluster, "soft-gpu").await?;
     let on = land_without_gpus(&case, Some("PreferNoSchedule"), 5).await?;
     assert_eq!(on, ["plain", "plain", "plain", "plain", "gpu"]);

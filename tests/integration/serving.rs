@@ -108,7 +108,7 @@ async fn cluster() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// Who may what, by the manifests.
+/// Tokens of two accounts in the manifests, with and without the right to read metrics.
 struct Tokens {
     reader: String,
     stranger: String,
@@ -235,7 +235,7 @@ fn a_token_is_not_taken_in_the_clear() {
     assert!(gpustow_agent::Args::try_parse_from(words).is_err());
 }
 
-/// What a command prints, as it prints it.
+/// A command's output, as the command prints it.
 struct Printed(tokio::io::DuplexStream);
 
 impl std::io::Write for Printed {

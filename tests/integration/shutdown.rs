@@ -1,4 +1,4 @@
-//! SIGTERM: what is under way is finished, and a successor need not be careful.
+//! SIGTERM: calls under way are finished, and a successor need not be careful.
 
 use anyhow::Result;
 use gpustow_testkit::{Action, Case, eventually, wait_bound};

@@ -11,7 +11,8 @@ use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, node_event};
 
 #[tokio::test]
 async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
-    // Of its own: on another, nodes of other cases fall silent at once, and only some are told of.
+    // A control plane of its own. On another, nodes of other cases fall silent at once, and only some of them get an
+    // Event.
     let cluster = control_plane().await?;
     let case = Case::new(&cluster, "silent").await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;

@@ -1,4 +1,5 @@
-//! Servers that start one after the other on each GPU, with a real kube-scheduler. No kubelet runs: the test writes what one would.
+//! Servers that start one after the other on each GPU, with a real kube-scheduler. No kubelet runs: the test writes in
+//! its place.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::support::{SOON, assignment, event_saying, refused};
 
 const CARD: u64 = 40_000;
 
-/// What kubelet says of a pod once its server answers.
+/// Reports a pod as Ready, as kubelet does once its server answers.
 async fn say_ready(case: &Case, pod: &str) -> Result<()> {
     let ready = json!([{ "type": "Ready", "status": "True" }]);
     let status = json!({ "status": { "phase": "Running", "conditions": ready } });

@@ -1,5 +1,5 @@
-//! The rig: an extender and a kube-scheduler with the ServiceAccount and RBAC of `manifests/`, and
-//! what cases ask of pods.
+//! The rig: an extender and a kube-scheduler with the ServiceAccount and RBAC of `manifests/`, and functions with which
+//! cases check pods.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub(crate) struct Rig<'a> {
     _scheduler: Scheduler,
 }
 
-/// What is special about a rig.
+/// The special parts of a rig.
 #[derive(Default)]
 pub(crate) struct Setup<'a> {
     /// The extender, not the scheduler, reaches the API server through this.
@@ -71,7 +71,7 @@ impl<'a> Rig<'a> {
             .await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
-        // What `tight` does depends on the mix of requests, and so on the other cases.
+        // The choices of `tight` depend on the mix of requests, and so on the other cases.
         let config = ["scheduling: {policy: binpack}"].iter().chain(setup.config);
         let options = ExtenderOptions {
             args: vec!["--metrics-per-gpu".to_owned()],
@@ -101,7 +101,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// Waits until the extender's ledger holds of the case's cards what the API server says and no more.
+/// Waits until the extender's ledger agrees with the API server about the case's cards.
 pub(crate) async fn ledger_agrees(extender: &Extender, case: &Case) -> Result<()> {
     let ours = format!("GPU-{}-", case.namespace);
     eventually(SOON, "the ledger agrees with the API server", async || {
@@ -131,14 +131,14 @@ pub(crate) fn rounds() -> Result<usize> {
     }
 }
 
-/// What a bound pod was assigned.
+/// The assignment of a bound pod.
 pub(crate) fn assignment(pod: &Pod) -> Result<Assignment> {
     let text = pod.annotations().get(names::ASSIGNMENT);
     let text = text.with_context(|| format!("{}: no assignment", pod.name_any()))?;
     Ok(Assignment::decode(text)?)
 }
 
-/// What a bound pod is charged: UUID and MiB of each card, by UUID.
+/// The charges of a bound pod: UUID and MiB of each card, by UUID.
 pub(crate) fn charges(pod: &Pod) -> Result<Vec<(String, u64)>> {
     let charges = assignment(pod)?.charges;
     let mut charges: Vec<_> = charges
@@ -149,7 +149,7 @@ pub(crate) fn charges(pod: &Pod) -> Result<Vec<(String, u64)>> {
     Ok(charges)
 }
 
-/// Creates the pod, waits until it is bound, and tells what it is charged.
+/// Creates the pod, waits until it is bound, and returns its charges.
 pub(crate) async fn placed(client: &Client, pod: PodBuilder) -> Result<Vec<(String, u64)>> {
     charges(&bound(client, pod).await?)
 }
@@ -173,7 +173,7 @@ pub(crate) async fn event(client: &Client, pod: &Pod, reason: &str) -> Result<St
     event_in(client, &namespace, "Pod", &pod.name_any(), reason, "").await
 }
 
-/// The same where one reason has several texts: an Event that says `part`.
+/// As above, where one reason has several texts: an Event whose text contains `part`.
 pub(crate) async fn event_saying(
     client: &Client,
     pod: &Pod,
@@ -184,7 +184,7 @@ pub(crate) async fn event_saying(
     event_in(client, &namespace, "Pod", &pod.name_any(), reason, part).await
 }
 
-/// The same of a node, as `kubectl describe node` finds it.
+/// As above, of a node, as `kubectl describe node` finds it.
 pub(crate) async fn node_event(client: &Client, node: &str, reason: &str) -> Result<String> {
     event_in(client, "default", "Node", node, reason, "").await
 }

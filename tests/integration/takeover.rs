@@ -226,7 +226,7 @@ async fn a_replica_that_was_relieved_wakes_the_pods_it_refused_once_more() -> Re
         first.place(&goes, &n).await?;
         first.refuses(&asleep, &n).await?;
         second.place(&other, &m).await?;
-        // Only the first knows that kube-scheduler was told to wait for room there.
+        // Only the first replica knows that a refused pod waits for room there.
         let pods = case.pods();
         pods.delete(&goes.name_any(), &DeleteParams::default())
             .await?;

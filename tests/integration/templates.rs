@@ -1,4 +1,4 @@
-//! Who writes a template of pods is told at once what would be refused later.
+//! The author of a template of pods gets at once the refusals that would come later.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -51,7 +51,7 @@ fn pod(annotations: Value, container: Value) -> Result<Value> {
     Ok(pod)
 }
 
-/// What the API server warns of when it is created; nothing if it does not.
+/// The API server's warning when the object is created; nothing if there is none.
 async fn warned(cluster: &ControlPlane, object: &Value) -> Result<String> {
     let file = cluster
         .dir()
@@ -82,7 +82,7 @@ fn crowd(annotations: usize) -> Value {
     Value::Object(of_others.chain([ours]).collect())
 }
 
-/// Annotations for a pod that asks for nothing, and what `kubectl gpustow fit` says of them.
+/// Annotations for a pod without a request, and the message of `kubectl gpustow fit` about them.
 fn unasked() -> Vec<(Value, String)> {
     let ours = [
         names::GPU_COUNT,
@@ -203,7 +203,7 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
 async fn an_unknown_key_is_refused_and_a_later_versions_is_warned_of() -> Result<()> {
     let cluster = installed().await?;
     let client = cluster.admin()?;
-    // What `kubectl gpustow fit` says.
+    // The message of `kubectl gpustow fit`.
     let ours = |key: &str| {
         let annotations = [(key.to_owned(), "2".to_owned())].into();
         let known = gpustow_admission::keys::known(&annotations, names::GPU_MEM);

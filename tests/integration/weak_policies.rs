@@ -1,4 +1,4 @@
-//! The extender notices when an admission policy no longer holds what the books rely on.
+//! The extender notices when an admission policy no longer holds a rule that the books rely on.
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
@@ -10,7 +10,7 @@ use kubectl_gpustow::{Answer, Args, Screen, run};
 use crate::fault_rig::{Replica, control_plane};
 use crate::support::{ACCOUNT, SOON, SYSTEM, repository};
 
-/// What `kubectl gpustow check` says to this account.
+/// The answer of `kubectl gpustow check` to this account.
 async fn check(cluster: &ControlPlane, account: &str) -> Result<(Answer, String)> {
     let kubeconfig = cluster.kubeconfig(SYSTEM, account, None).await?;
     let kubeconfig = kubeconfig.display().to_string();

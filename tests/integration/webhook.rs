@@ -1,5 +1,5 @@
-//! The webhook by which pods are admitted: it says what the plugin says, also while its certificate
-//! is replaced and while no replica answers.
+//! The webhook by which pods are admitted: its answers equal the plugin's, also while its certificate is replaced and
+//! while no replica answers.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::install::install;
 use crate::support::{SOON, gpustow, repository};
 
-/// What comes of a pod if it is created, or why it is not.
+/// The pod as it would be created, or the reason why it is refused.
 pub(crate) async fn created(client: &Client, pod: &Value) -> Result<Result<Value, String>> {
     let request = axum::http::Request::post("/api/v1/namespaces/default/pods?dryRun=All")
         .header("content-type", "application/json")
@@ -38,7 +38,7 @@ pub(crate) async fn created(client: &Client, pod: &Value) -> Result<Result<Value
     }
 }
 
-/// Pods of every kind that rules tell apart, good and bad.
+/// Pods of every kind that rules distinguish, good and bad.
 struct Pods(StdRng);
 
 impl Pods {
@@ -199,7 +199,7 @@ fn known() -> Result<Vec<Value>> {
     Ok(pods)
 }
 
-/// Variables, mounts and limits of each container, and what else admission changes.
+/// Variables and mounts of each container, and the other fields that admission changes.
 fn parts(pod: &Value) -> Vec<Value> {
     let kinds = ["initContainers", "containers"].into_iter();
     let all = kinds.flat_map(|kind| pod["spec"][kind].as_array().into_iter().flatten());
@@ -284,7 +284,7 @@ async fn plugin_and_webhook_say_the_same_of_every_pod() -> Result<()> {
 async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/base").await?;
-    // One beside the first, as two replicas are.
+    // A second webhook, as with two replicas.
     let webhook = Webhook::start(&cluster, gpustow(), &[]).await?;
     let client = cluster.admin()?;
     let limits = json!({ "limits": { names::GPU_MEM: "1" } });

@@ -44,7 +44,7 @@ async fn applied(cluster: &ControlPlane) -> Result<()> {
     cluster.kubectl(&apply).await.map(drop)
 }
 
-/// What a Service does: it leads each connection to one of the replicas that are ready.
+/// Acts as a Service: it leads each connection to one of the replicas that are ready.
 pub(crate) struct Balancer {
     port: u16,
     /// Connections are cut when this changes.
@@ -53,7 +53,7 @@ pub(crate) struct Balancer {
 }
 
 impl Balancer {
-    /// `replicas` are ports, and the addresses at which they say that they are ready.
+    /// `replicas` are ports, and the addresses at which they report that they are ready.
     async fn start(replicas: Vec<(u16, String)>) -> Result<Balancer> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -249,7 +249,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     let rig = Rig::start().await?;
     let answers = || eventually(SOON, "the webhook answers", async || rig.create().await);
     answers().await?;
-    // It says so if the policy that holds it is away.
+    // A metric shows whether the policy that holds the extender is there.
     let holds = r#"gpustow_policy_holds{policy="gpustow-webhook"} 1"#;
     eventually(SOON, "the policy is looked at", async || {
         let metrics = rig.replicas[0].metrics().await?;
@@ -458,7 +458,7 @@ async fn the_extender_changes_nothing_of_the_webhook_but_the_authority_it_trusts
     refused(put(&tls).await, "metadata: not the extender's")?;
     tls["metadata"]["annotations"] = json!({ names::RENEW_AFTER: "x" });
     put(&tls).await.map_err(anyhow::Error::msg)?;
-    // What others write of Secrets and webhooks is none of the policy's business.
+    // The policy does not restrict the writes of others to Secrets and webhooks.
     let admin = cluster.admin()?;
     let theirs = json!({ "metadata": { "labels": { "a": "b" } } });
     run(

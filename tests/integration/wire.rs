@@ -1,5 +1,5 @@
-//! kube-scheduler's protocol to the letter, against an extender that watches a real API server: what
-//! upstream's own tests send, and what no client should.
+//! kube-scheduler's protocol to the letter, against an extender that watches a real API server: the requests of
+//! upstream's own tests, and requests that clients should not send.
 
 use anyhow::{Context as _, Result, ensure};
 use axum::http::{Request, header};
@@ -21,7 +21,7 @@ const CARD: u64 = 8192;
 const POD: &str =
     r#"{"metadata":{"name":"podname","uid":"u"},"spec":{"containers":null},"status":{}}"#;
 
-/// The same with keys in lower case, as Go's decoder would take it.
+/// As above, with keys in lower case, as Go's decoder would accept it.
 fn lower(text: &str) -> String {
     let keys = [
         "Pod",
@@ -208,7 +208,7 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
     let second = case.pod("again").gpu_mem(CARD).create(&case.client).await?;
     refused(&first, &n, "the pod is gone").await?;
     replica.place(&second, &n).await?;
-    // kube-scheduler may not have seen yet what our watch has told.
+    // kube-scheduler may not have seen the deletion yet that our watch has shown.
     let gone = replica
         .filter(&first, &n)
         .await

@@ -18,8 +18,7 @@ fn manifests() -> Result<Vec<(String, Value)>> {
         .collect()
 }
 
-/// What the pods of a manifest look like: every object with containers is the spec of one. KServe makes a container of
-/// its model.
+/// The pods of a manifest: every object with containers is the spec of one. KServe makes a container of its model.
 fn pods(object: &Value, annotations: &Value, found: &mut Vec<Value>) {
     let Some(fields) = object.as_object() else {
         for item in object.as_array().into_iter().flatten() {

@@ -175,7 +175,7 @@ pub(crate) async fn join(
     Ok(())
 }
 
-/// Karpenter removes all nodes that it added, those that still join included.
+/// Karpenter removes all nodes that it added, including nodes that still join.
 pub(crate) async fn no_node_is_left(
     site: &Site,
     machines: &[Machine],
@@ -224,7 +224,8 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     for ends in [&occupant, &small[1]] {
         delete(client, ends, 0).await?;
     }
-    // It says so once in a quarter of an hour, whatever the cause; one that restarts says it again.
+    // Karpenter emits this Event once in a quarter of an hour, for all causes together. A restarted Karpenter emits it
+    // again.
     karpenter.restart()?;
     let blocked = "--field-selector=reason=DisruptionBlocked,involvedObject.kind=Node";
     let blocked = ["get", "events", "--all-namespaces", blocked];

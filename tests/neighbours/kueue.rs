@@ -1,4 +1,4 @@
-//! Kueue admits by quota on `gpustow.dev/gpu-mem`; what it admits is queued by gpustow.
+//! Kueue admits by quota on `gpustow.dev/gpu-mem`; gpustow queues the admitted pods.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn queued(case: &Case, job: &str) -> Result<Pod> {
     pods.await?.into_iter().find(|pod| held(&pod)).context(what)
 }
 
-/// What Kueue says of the Job's workload by this condition.
+/// The named condition of the Job's workload in Kueue.
 async fn workload(site: &Site, job: &str, condition: &str) -> Result<Value> {
     let args = ["get", "workloads", "-n", &site.case.namespace, "-o", "json"];
     let list: Value = serde_json::from_str(&site.cluster.kubectl(&args).await?)?;

@@ -1,4 +1,4 @@
-//! gpustow beside the real Kueue, Karpenter and JobSet, which share a cluster with it: `make test-neighbours`.
+//! gpustow with the real Kueue, Karpenter and JobSet, which share a cluster with it: `make test-neighbours`.
 
 mod jobset;
 mod karpenter;

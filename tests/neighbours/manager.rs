@@ -1,4 +1,4 @@
-//! A controller with webhooks, installed by its own manifests and run as a process beside the API server.
+//! A controller with webhooks, installed by its own manifests and run as a process next to the API server.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub(crate) struct Manager<'a> {
     pub(crate) name: &'a str,
     /// `apiVersion` of its configuration.
     pub(crate) config_version: &'a str,
-    /// What its configuration says beside how it is reached.
+    /// The controller's configuration, apart from its addresses and certificates.
     pub(crate) config: Value,
     pub(crate) args: &'a [&'a str],
     /// It makes its own certificate and has the API server trust that. Otherwise it is given one.
@@ -100,7 +100,8 @@ async fn mount(site: &Site, namespace: &str, name: &str, folder: &Path) -> Resul
     Ok(())
 }
 
-/// What of the manifests is applied, and how, where the controller is a process that is reached like this.
+/// The manifest as applied for a controller that runs as a process with this port and authority. `None` if it is not
+/// applied.
 fn beside(mut manifest: Value, service: &str, reached: &Value) -> Option<Value> {
     let kind = manifest["kind"].as_str()?.to_owned();
     let name = manifest["metadata"]["name"].as_str()?.to_owned();

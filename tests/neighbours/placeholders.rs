@@ -54,7 +54,7 @@ async fn all_are_bound(site: &Site, machines: &[Machine]) -> Result<BTreeSet<Str
     Ok(joined)
 }
 
-/// The same, and Karpenter asked for one node.
+/// As above, and Karpenter asked for only one node.
 async fn one_node_suffices(site: &Site, machines: &[Machine]) -> Result<()> {
     let joined = all_are_bound(site, machines).await?;
     ensure!(joined.len() == 1, "{joined:?}");

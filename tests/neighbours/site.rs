@@ -13,9 +13,9 @@ use gpustow_testkit::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 
-/// MiB of each card, and of what each pod asks for.
+/// MiB of each card, and of each pod's request.
 pub(crate) const CARD: u64 = 8192;
-/// For what others decide: they batch, and back off.
+/// Bound on waits for the neighbours' decisions: they batch, and back off.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// A program that was built, and where its source is.
@@ -86,7 +86,7 @@ impl Site {
         })
     }
 
-    /// The same, and every pod that requests GPU memory is queued. The pod has a GPU since before.
+    /// As above, and every pod that requests GPU memory is queued. The returned pod has a GPU already.
     pub(crate) async fn with_queue(cards: usize, config: &[&str]) -> Result<(Site, Pod)> {
         let config = ["queue: {mode: Always}"].iter().chain(config);
         let config: Vec<_> = config.copied().collect();

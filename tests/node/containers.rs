@@ -1,4 +1,4 @@
-//! What a pod's process sees, what is seen of it, and what is left of it.
+//! A pod's process: its view of the GPU, the report of its usage, and the state after its end.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -49,7 +49,7 @@ async fn a_container_sees_its_card_and_what_it_uses_is_its_pods() -> Result<()> 
         })
         .await?;
 
-        // A second look sees the same.
+        // A restarted agent and kubelet report the same state.
         let report = node.report().await?;
         let annotations = node.case.pods().get("p").await?.annotations().clone();
         node.restart_agent().await?;
@@ -64,7 +64,7 @@ async fn a_container_sees_its_card_and_what_it_uses_is_its_pods() -> Result<()> 
         assert_eq!(now.annotations(), &annotations);
         node.amounts(79_000, 79_000).await?;
 
-        // Its process ends: what it held is another's.
+        // The process ends: another pod gets its GPU memory.
         let next = node.pod("q").gpu_mem(60_000);
         let next = next.create(&node.case.client).await?;
         wait_refused(&node.case.client, &next, "", SOON).await?;

@@ -15,7 +15,7 @@ use crate::kubelet::output;
 
 /// Where its libraries are, below its root.
 pub(crate) const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// The calls that drivers before 615 lack, and what an old one's library has instead.
+/// The calls that drivers before 615 lack.
 const NEW: [&str; 2] = [
     "nvmlDeviceSetMemoryLimits_v1",
     "nvmlDeviceGetMemoryLimits_v1",
@@ -40,7 +40,7 @@ pub(crate) async fn install(root: &Path, library: &Path, mut machine: Machine) -
         ("nvidia-uvm-tools", 511, 1),
     ];
     let others = others.map(|(name, major, minor)| (name.to_owned(), major, minor));
-    // Those of a first card's first instances; `apart.sh` gives them their number.
+    // The minor numbers of the first instances of the first card; `apart.sh` gives them their major number.
     let capabilities = Path::new("/proc/driver/nvidia-caps");
     std::fs::create_dir_all(capabilities)?;
     let minors = |gi: u32| {
@@ -91,8 +91,8 @@ pub(crate) fn replace(root: &Path, library: &Path, version: &str, limits: bool) 
     Ok(std::fs::rename(there.with_extension("new"), there)?)
 }
 
-/// The kernel's half of the driver: who asks it for memory of the first card gets it, but for what goes beyond the
-/// limit of his cgroup or of one above it, whichever program has set that. It knows who asks by the socket.
+/// The kernel's half of the driver grants memory of the first card to its clients. Limits hold for a cgroup and all
+/// cgroups below it, whichever program has set them. The socket identifies the client.
 pub(crate) struct Kernel(JoinHandle<()>);
 
 impl Kernel {

@@ -1,5 +1,5 @@
-//! What the documentation says, typed on a cluster with a real node: gpustow runs there as pods, from the images that
-//! `make images` makes, with their own accounts and security contexts.
+//! The documentation's commands, typed on a cluster with a real node. gpustow runs there as pods, from the images of
+//! `make images`, with their own accounts and security contexts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,8 +85,8 @@ async fn pods(site: &Site, namespace: &str) -> Result<Vec<Pod>> {
     Ok(pods.list(&ListParams::default()).await?.items)
 }
 
-/// Waits until gpustow's own pods are ready from images of this tag, and no others of its are there; then looks
-/// at what their processes may do.
+/// Waits until gpustow's own pods are ready from images of this tag, and no other pods of gpustow exist. Then checks
+/// the privileges of their processes.
 async fn runs(site: &Site, tag: &str) -> Result<()> {
     let all = [
         ("gpustow-agent", 1),
@@ -164,7 +164,7 @@ fn containers(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
-/// A program of ours that tells its revision tells that of this build, as `images.sh` calls it.
+/// Checks that gpustow's programs contain the revision of this build, as `images.sh` names it.
 fn is_of_build(pid: u32, tag: &str) -> Result<()> {
     let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
     if !["/gpustow", "/gpustow-agent"]
@@ -212,7 +212,7 @@ fn confined(pid: u32, user: &str) -> Result<()> {
     Ok(())
 }
 
-/// Every example runs, and pods are bound while the leading replica goes; what then runs.
+/// Every example runs, and pods are bound while the leading replica ends. Returns the state of the running pods.
 async fn serves(site: &Site) -> Result<Vec<String>> {
     site.types("kubectl apply -f manifests/examples").await?;
     // Each wants a core; this machine may have two.
@@ -232,7 +232,7 @@ async fn serves(site: &Site) -> Result<Vec<String>> {
         });
         pod.create(&site.client).await?;
     }
-    // Those of the Deployments and Jobs, and the crowd.
+    // The pods of the Deployments and Jobs, and the crowd.
     let all = 6 + 16;
     let running = eventually(LATER, "examples and others run", async || {
         let pods = pods(site, "default").await?;
@@ -268,7 +268,7 @@ async fn serves(site: &Site) -> Result<Vec<String>> {
     held(site).await
 }
 
-/// The cards whose device nodes a pod's containers have, after what they may open.
+/// The cards whose device nodes exist in a pod's containers.
 async fn cards(site: &Site, pod: &Pod) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for id in containers(pod) {
@@ -282,7 +282,7 @@ async fn cards(site: &Site, pod: &Pod) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// A container that asks for nothing sees every card, as its image says, until the guard is there.
+/// A container without a GPU request sees every card, as its image asks, until the guard is in force.
 async fn guards(site: &Site) -> Result<()> {
     for (name, seen) in [
         ("before", (0..CARDS).map(uuid).collect()),
@@ -319,7 +319,7 @@ async fn leader(site: &Site) -> Result<String> {
     Ok(pod.context("no replica leads")?.to_owned())
 }
 
-/// Each pod, its containers and what it holds.
+/// Each pod, its containers and its assignment.
 async fn held(site: &Site) -> Result<Vec<String>> {
     let pods = pods(site, "default").await?.into_iter();
     let all = pods.map(|pod| {

@@ -1,4 +1,4 @@
-//! MIG instances that the agent makes: a pod, the driver, NVIDIA's own toolkit, and what the container finds.
+//! MIG instances that the agent makes: a pod, the driver, NVIDIA's own toolkit, and the devices in the container.
 
 use std::fs::read_dir;
 use std::os::unix::fs::MetadataExt as _;
@@ -20,7 +20,7 @@ use crate::site::inline;
 /// Where the toolkit looks for CDI specifications that are gone after a reboot.
 const CDI: &str = "/var/run/cdi";
 
-/// The GPU's file, and those of its two instances, each with that of its compute instance.
+/// The device files of the GPU and of its two instances, each followed by the file of its compute instance.
 const NAMES: [&str; 5] = [
     "nvidia0",
     "nvidia-caps/nvidia-cap5",
@@ -41,7 +41,8 @@ fn divide(node: &mut RealNode) -> Result<()> {
     node.shows()
 }
 
-/// Types what the documentation says to prepare a node, with this node's driver and hook, and not into the machine's /etc.
+/// Runs the documentation's command that prepares a node, with this node's driver and hook, and not into the machine's
+/// /etc.
 async fn prepare(node: &RealNode) -> Result<()> {
     let command = inline("docs/compute-share.md", "nvidia-ctk cdi generate")?;
     let command = command.replace("/etc/cdi", CDI);
@@ -110,7 +111,7 @@ async fn pod_gets_an_instance_of_its_own_from_nvidias_toolkit_and_it_ends_after_
             pod.with(|spec| spec.restart_policy = Some("OnFailure".to_owned()))
         };
 
-        // Before the node is prepared no container starts, and an Event says what is missing.
+        // Before the node is prepared, containers do not start, and an Event names the missing command.
         let first = isolated(node, "first").create(&node.case.client).await?;
         let told = event(node, &first, "MigInstanceMissing").await?;
         let told = told.message.context("no message")?;

@@ -14,7 +14,7 @@ use crate::place::Place;
 
 /// Bound on waits that end at once when all is well.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
-/// A program that says which GPUs it sees; see `image.sh`.
+/// A program that prints its visible GPUs; see `image.sh`.
 pub(crate) const IMAGE: &str = "gpustow.test/workload:1";
 /// The node's address, which `apart.sh` sets up.
 const ADDRESS: &str = "192.0.2.1";
@@ -25,7 +25,7 @@ pub(crate) struct Toolkit {
     pub(crate) bin: PathBuf,
     /// The root of the driver's files and device nodes.
     pub(crate) driver: PathBuf,
-    /// Its hook, or what stands before it.
+    /// The toolkit's hook, or a script that wraps it.
     pub(crate) hook: PathBuf,
 }
 

@@ -20,7 +20,7 @@ use crate::kubelet::SOON;
 use crate::node::{LIMITS, RealNode, on_limiting_node};
 
 const OLD: &str = "580.1";
-/// What a pod is told that waits for a card that can limit memory.
+/// The message for a pod that waits for a card that can limit memory.
 const NOWHERE: &str = "no GPU here can limit memory";
 
 /// A pod that asks the driver for so many MiB, one amount after the other.
@@ -42,7 +42,7 @@ fn limited(node: &RealNode, name: &str, kernel: &Path, mib: &[&str]) -> PodBuild
     taking(node, name, kernel, mib).annotation(names::ENFORCE, "driver")
 }
 
-/// Waits until the report says of the first card that limits hold, or why not.
+/// Waits until the report states that limits hold on the first card, or this reason why not.
 async fn says(node: &RealNode, word: &str) -> Result<()> {
     let what = format!("limits: {word}");
     node.card(&what, |gpu| gpu.memory_limit.as_deref() == Some(word))
@@ -169,7 +169,7 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
         refused(node, &kernel).await?;
         fails(node, "held", "nvmlDeviceSetMemoryLimits_v1").await?;
         condition(node, "Unknown", "NotReadable").await?;
-        // With an older toolkit it starts without, and the condition says so.
+        // With an older toolkit the container starts without a limit, and the condition reports it.
         node.has("toolkit", "1.20.0")?;
         node.runs_again("held").await?;
         condition(node, "Unknown", "NotReadable").await?;
@@ -187,7 +187,7 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
         node.has("toolkit", "1.20.0")?;
         node.runs_again("second").await?;
         condition(node, "Unknown", "NotReadable").await?;
-        // The same with an older driver.
+        // As above, with an older driver.
         node.has_driver(OLD)?;
         node.restart_agent().await?;
         says(node, "Driver").await?;
@@ -309,7 +309,7 @@ async fn what_uses_lent_memory_ends_for_who_waits_and_its_pod_stays() -> Result<
             }
         };
         node.card("it borrows", uses(Some(6000))).await?;
-        // It fits beside what the other asked for, and not beside what that uses.
+        // The pod fits next to the other pod's request, but not next to its usage.
         let waits = node.pod("waits").gpu_mem(74_000);
         let waits = waits.create(&node.case.client).await?;
         let kept = event(node, &waits, "GpuMemoryReserved").await?;

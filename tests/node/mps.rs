@@ -1,5 +1,5 @@
-//! MPS: its control daemon in a container beside the agent, and pods that share the compute of a GPU, simulated or this
-//! machine's own. The latter is for `make test-gpu`.
+//! MPS: its control daemon in a container next to the agent, and pods that share the compute of a GPU. The GPU is
+//! simulated or this machine's own. The latter is for `make test-gpu`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,10 @@ use crate::driver::LIBRARIES;
 use crate::kubelet::{IMAGE, output};
 use crate::site::{DRIVER, Site, TAGS, on_own_cards, on_site};
 
-/// Bound on what takes seconds. What a pod uses within its request can wait for the agent's heartbeat, a minute.
+/// Bound on waits that take seconds. The report of a pod's usage within its request can wait for the agent's heartbeat,
+/// a minute.
 const SOON: Duration = Duration::from_secs(120);
-/// What a program holds, and what its pod requests: a context takes about 520 MiB.
+/// The GPU memory of a program, and the request of its pod: a context takes about 520 MiB.
 const HOLDS: u64 = 1024;
 const REQUESTS: u64 = 4096;
 
@@ -50,7 +51,7 @@ async fn pods_with_a_share_of_compute_reach_the_daemon_beside_the_agent() -> Res
         create(site, share("second")).await?;
         reaches_the_daemon(site, "second").await?;
 
-        // While a process uses the GPUs beside MPS, no more pods come there.
+        // While a process uses the GPUs without MPS, new pods do not get them.
         let wide = share("wide").annotation(names::GPU_COUNT, "4");
         create(site, wide).await?;
         uses(Some(main_process(site, "wide").await?))?;
@@ -63,7 +64,7 @@ async fn pods_with_a_share_of_compute_reach_the_daemon_beside_the_agent() -> Res
     .await
 }
 
-/// Looks at what a pod's container has: the socket of the daemon, the node's shared memory, and its limits.
+/// Checks a pod's container: the socket of the daemon, the node's shared memory, and its limits.
 async fn reaches_the_daemon(site: &Site, name: &str) -> Result<()> {
     let its = Path::new("/proc").join(main_process(site, name).await?.to_string());
     let control = format!("{}/control", names::MPS_PIPES_DIRECTORY);
@@ -124,7 +125,7 @@ fn uses(pid: Option<u32>) -> Result<()> {
     Ok(machine.write(&file)?)
 }
 
-/// Installs gpustow with the daemon beside the agents, and waits until it answers.
+/// Installs gpustow with the daemon next to the agents, and waits until the daemon answers.
 async fn install(site: &Site) -> Result<()> {
     site.types("kubectl apply --server-side -k manifests/overlays/mps-daemon")
         .await?;
@@ -144,7 +145,7 @@ async fn pods_share_the_compute_of_this_machines_gpu_by_the_daemon_beside_the_ag
         install(site).await?;
         let share = |name, percent, command: &[&str]| pod_with(&program, name, percent, command);
 
-        // Its share of compute, its request of memory, and the report of what it uses.
+        // The pod's share of compute, its memory request, and the report of its usage.
         let third = create(site, share("third", 30, &["1024"])).await?;
         let seen = processors(&says(site, "third").await?)?;
         println!("30 % of compute: {seen} of {whole} multiprocessors");
@@ -219,7 +220,7 @@ async fn build(dir: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// What it says here, outside of all pods.
+/// The program's output here, outside of all pods.
 async fn run(program: &Path) -> Result<String> {
     let mut command = Command::new(program);
     command.args(["hold", "1"]).stdin(Stdio::null());
@@ -269,7 +270,7 @@ async fn create(site: &Site, pod: PodBuilder) -> Result<Pod> {
     wait_bound(&site.client, &pod, SOON).await
 }
 
-/// What the pod's program says first.
+/// The first output of the pod's program.
 async fn says(site: &Site, name: &str) -> Result<String> {
     eventually(SOON, &format!("{name} says something"), async || {
         let log = site.types(&format!("kubectl logs {name}")).await?;
@@ -290,7 +291,7 @@ async fn end(site: &Site, name: &str) -> Result<()> {
     wait_gone(&site.client, &pod, SOON).await
 }
 
-/// Of the Events on the pod that it is beside MPS.
+/// The messages of the Events that report the pod's use of a GPU without MPS.
 async fn told(site: &Site, name: &str) -> Result<String> {
     let fields = format!("reason=MpsMissing,involvedObject.name={name}");
     let message = "jsonpath={.items[*].message}";
@@ -300,7 +301,7 @@ async fn told(site: &Site, name: &str) -> Result<String> {
     .await
 }
 
-/// Waits until the report says of the GPU what `is` accepts.
+/// Waits until `is` accepts the GPU in the report.
 async fn gpu(site: &Site, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<()> {
     let reports = Api::<GpuNode>::all(site.client.clone());
     eventually(SOON, what, async || {

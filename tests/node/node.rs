@@ -1,4 +1,4 @@
-//! A node: containerd, a kubelet, an agent, and a driver that does as the test says.
+//! A node: containerd, a kubelet, an agent, and a driver whose state the test sets.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -180,12 +180,12 @@ impl RealNode {
         self.case.clone().end().await
     }
 
-    /// Makes the driver say what `machine` says.
+    /// Makes the driver report the state of `machine`.
     pub(crate) fn shows(&self) -> Result<()> {
         Ok(self.machine.write(&self.driver.join(machine::FILE))?)
     }
 
-    /// What the driver has now.
+    /// The driver's present state.
     pub(crate) fn driver_shows(&self) -> Result<Machine> {
         Ok(Machine::read(&self.driver.join(machine::FILE))?)
     }
@@ -223,7 +223,7 @@ impl RealNode {
         self.shows()
     }
 
-    /// A pod for this node whose process tells what it sees and runs until SIGTERM.
+    /// A pod for this node whose process prints its visible GPUs and runs until SIGTERM.
     pub(crate) fn pod(&self, name: &str) -> PodBuilder {
         self.case.pod(name).with(|spec| {
             spec.restart_policy = Some("Never".to_owned());
@@ -234,13 +234,13 @@ impl RealNode {
         })
     }
 
-    /// Creates the pod and waits until its kubelet says that it runs.
+    /// Creates the pod and waits until its kubelet reports it as running.
     pub(crate) async fn run(&self, pod: PodBuilder) -> Result<Pod> {
         let pod = pod.create(&self.case.client).await?;
         self.runs(&pod).await
     }
 
-    /// Waits until the pod's kubelet says that it runs.
+    /// Waits until the pod's kubelet reports it as running.
     pub(crate) async fn runs(&self, pod: &Pod) -> Result<Pod> {
         self.phase(pod, "Running").await
     }
@@ -251,7 +251,7 @@ impl RealNode {
         wait_condition(&self.case.client, pod, &format!("is {phase}"), SOON, is).await
     }
 
-    /// The pod's only container, as the kubelet and containerd tell of it.
+    /// The pod's only container, as the kubelet and containerd report it.
     pub(crate) async fn container(&self, name: &str) -> Result<Running> {
         let pod = self.case.pods().get(name).await?;
         let status = pod.status.clone().unwrap_or_default();
@@ -281,7 +281,7 @@ impl RealNode {
         self.driver.join("fake-nvml.limits.yaml")
     }
 
-    /// What the pod's container has written.
+    /// The log of the pod's container.
     pub(crate) fn log(&self, pod: &Pod) -> Result<String> {
         let (namespace, uid) = (&self.case.namespace, pod.uid().context("no UID")?);
         let folder = format!("logs/{namespace}_{}_{uid}", pod.name_any());
@@ -296,7 +296,7 @@ impl RealNode {
         self.restarts += 1;
         let last = self.pod(&format!("last-{}", self.restarts));
         self.run(last).await?;
-        // A pod that runs is rejected at once, and said to have failed seconds later.
+        // The kubelet rejects a running pod at once, and reports it as failed seconds later.
         let metrics = get(&self.kubelet.url, "/metrics").await?;
         let rejections = metrics
             .lines()
@@ -324,7 +324,7 @@ impl RealNode {
         report.status.context("a report without status")
     }
 
-    /// Waits until the report says of the first card what `is` accepts.
+    /// Waits until `is` accepts the first card in the report.
     pub(crate) async fn card(&self, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<()> {
         eventually(SOON, what, async || {
             let gpus = self.report().await?.gpus;
@@ -349,8 +349,8 @@ impl RealNode {
         .await
     }
 
-    /// Waits until the node's capacity, by the agent, and what can be allocated of it, by the
-    /// kubelet, are these MiB.
+    /// Waits until the node's capacity, set by the agent, and its allocatable amount, set by the kubelet, are these
+    /// MiB.
     pub(crate) async fn amounts(&self, capacity: u64, allocatable: u64) -> Result<()> {
         let what = format!("capacity {capacity} MiB, allocatable {allocatable} MiB");
         eventually(SOON, &what, async || {
@@ -387,13 +387,13 @@ fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Where `make test-node` builds what it needs of NVIDIA's container toolkit.
+/// Where `make test-node` builds the required programs of NVIDIA's container toolkit.
 fn tools(image: &Path) -> Result<PathBuf> {
     let target = image.parent().and_then(Path::parent);
     Ok(target.context("no target folder")?.join("toolkit/bin"))
 }
 
-/// NVIDIA's, with a hook that does as the folder's files say.
+/// NVIDIA's toolkit, with a hook that follows the folder's files.
 fn simulated_toolkit(dir: &Path, image: &Path) -> Result<Toolkit> {
     let bin = tools(image)?;
     let hook = dir.join("hook");

@@ -1,5 +1,5 @@
-//! Where a node's programs keep what is theirs, and how all of it goes again: their processes, the
-//! containers' processes, mounts, cgroups, files.
+//! The place of a node's programs and files, and its removal: their processes, the containers' processes, mounts,
+//! cgroups, files.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,10 @@ use nix::unistd::Pid;
 
 /// Bound on the end of processes that were killed.
 const GONE: Duration = Duration::from_secs(20);
-/// Where a kubelet links the logs of its containers, whatever it is told.
+/// Where a kubelet links the logs of its containers, independent of its configuration.
 const LINKS: &str = "/var/log/containers";
-/// Where it makes the folder for device plugins, and where pods expect its sockets, whatever it is told.
+/// Where a kubelet makes the folder for device plugins, and where pods expect its sockets, independent of its
+/// configuration.
 const KUBELET: &str = "/var/lib/kubelet";
 
 /// A folder and a cgroup of the same name. Nothing of it is left when it is dropped, but for the
@@ -28,7 +29,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Takes the turn, and clears away what runs before this one have left.
+    /// Waits for its turn, and clears the remains of earlier runs.
     pub(crate) fn take(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let lock = File::create(folder.with_extension("lock"))?;
@@ -111,7 +112,7 @@ impl Place {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // What is seen at two places goes from both at once.
+        // A mount that is visible at two places disappears from both at once.
         while let Some(mount) = self.mounts()?.pop() {
             let status = Command::new("umount").arg("--lazy").arg(&mount).status()?;
             ensure!(status.success(), "umount {}: {status}", mount.display());
@@ -135,8 +136,8 @@ impl Place {
         Ok(())
     }
 
-    /// Those in the cgroup, and those that were started with a path of the folder: containerd, its
-    /// shims, the kubelet, the agent.
+    /// The processes in the cgroup, and all processes started with a path of the folder: containerd, its shims, the
+    /// kubelet, the agent.
     fn processes(&self) -> Result<Vec<i32>> {
         let mut found = Vec::new();
         for cgroup in self.cgroups()? {
@@ -163,7 +164,7 @@ impl Place {
         Ok(hierarchies.map(|root| root.join(&self.cgroup)).collect())
     }
 
-    /// What is mounted below the folder, or shows a part of it, the inner after the outer.
+    /// The mounts below the folder or of a part of it, inner mounts after outer mounts.
     fn mounts(&self) -> Result<Vec<PathBuf>> {
         let mounts = mounts()?.into_iter().map(|(at, _)| at);
         let ours = |at: &PathBuf| at.starts_with(&self.dir) || at.starts_with(KUBELET);
@@ -206,8 +207,8 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Where one hierarchy has all controllers, they must be passed on to ours. What cannot be passed
-/// on, the kubelet names.
+/// A hierarchy with all controllers must pass them on to our cgroup. The kubelet names a controller that cannot be
+/// passed on.
 fn enable_controllers() {
     let root = Path::new("/sys/fs/cgroup");
     let there = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();

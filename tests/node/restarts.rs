@@ -23,7 +23,7 @@ async fn containers(node: &RealNode) -> Result<[Running; 2]> {
     Ok([node.container("a").await?, node.container("b").await?])
 }
 
-/// What a kubelet writes that finds no trace of device plugins: the agent does not keep it so.
+/// Writes zero, as a kubelet does that finds no trace of device plugins. The agent corrects it.
 async fn zero(node: &RealNode) -> Result<()> {
     let none = json!({ names::GPU_MEM: "0" });
     let patch = json!({ "status": { "capacity": none, "allocatable": none } });
@@ -33,7 +33,7 @@ async fn zero(node: &RealNode) -> Result<()> {
     Ok(())
 }
 
-/// What the others are about.
+/// The failure that the other tests exclude.
 #[tokio::test]
 async fn a_kubelet_that_starts_rejects_running_pods_if_no_agent_corrects_the_capacity() -> Result<()>
 {
@@ -74,14 +74,15 @@ async fn no_pod_dies_when_its_kubelet_restarts_after_the_capacity_was_zeroed() -
 async fn no_pod_dies_when_its_kubelet_restarts_after_a_card_has_vanished() -> Result<()> {
     on_node("vanished", 2, async |node| {
         let before = two_pods(node).await?;
-        // A kubelet counts what was not assigned, too.
+        // A kubelet also counts pods without an assignment.
         let by_hand = node.pod("c").gpu_mem(30_000);
         let by_hand = by_hand.bind_by_hand(&node.case.client, &node.name).await?;
         node.runs(&by_hand).await?;
         node.amounts(188_000, 188_000).await?;
         let card = node.machine.gpus.pop().context("a second card")?;
         node.shows()?;
-        // Late: all of it at first, then the card that is left and what is on none.
+        // The capacity follows late: all of it at first, then the remaining card and the requests of pods without a
+        // present card.
         node.restart_kubelet().await?;
         assert_eq!(containers(node).await?, before);
         node.amounts(169_000, 169_000).await?;

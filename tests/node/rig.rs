@@ -26,7 +26,7 @@ async fn start(cluster: &'static ControlPlane) -> Result<Rig> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
     let base = repository.join("manifests/base").display().to_string();
     cluster.kubectl(&["apply", "-k", &base]).await?;
-    // What a Node authorizer would allow to kubelets.
+    // The permissions that a Node authorizer would give to kubelets.
     cluster
         .kubectl(&[
             "create",

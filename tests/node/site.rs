@@ -1,5 +1,5 @@
-//! A cluster of one node as an administrator finds it: nothing of gpustow is there but its images. What is
-//! typed is typed in a copy of the repository's manifests.
+//! A cluster of one node as an administrator finds it: only gpustow's images are there. Commands run in a copy of the
+//! repository's manifests.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -32,7 +32,7 @@ pub(crate) struct Site {
     pub(crate) cluster: ControlPlane,
     pub(crate) client: Client,
     pub(crate) kubelet: Kubelet,
-    /// What an administrator has checked out.
+    /// The administrator's checkout.
     pub(crate) checkout: PathBuf,
     /// The program of its pods.
     pub(crate) workload: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) async fn on_site(body: impl AsyncFnOnce(&Site) -> Result<()>) -> Resu
     on(DRIVER, body).await
 }
 
-/// The same with the cards and the driver of this machine.
+/// As above, with the cards and the driver of this machine.
 pub(crate) async fn on_own_cards(body: impl AsyncFnOnce(&Site) -> Result<()>) -> Result<()> {
     on("/", body).await
 }

@@ -1,5 +1,6 @@
-//! An autoscaler. It calls no extender: it adds a node for a pod that kube-scheduler refused if, by the sum of memory, the
-//! pod fits on a new node and on none that is there or comes. So it sees what the extender's placeholders request.
+//! An autoscaler that does not call extenders. It adds a node for a pod that kube-scheduler refused. The pod must fit
+//! on a new node, but on no present or coming node. It compares sums of memory, so it sees the requests of the
+//! extender's placeholders.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +56,7 @@ pub(crate) fn is_placeholder(pod: &Value) -> bool {
     pod["metadata"]["labels"][names::PLACEHOLDER].is_string()
 }
 
-/// What admission makes of a pod that the extender creates, or why it may not.
+/// Admits a pod that the extender creates: a placeholder gets its priority and phase. Every other pod is an error.
 pub(crate) fn admit(pod: &mut Value) -> Result<(), String> {
     if !is_placeholder(pod) {
         return Err(format!("the extender creates {}", pod["metadata"]["name"]));
@@ -72,7 +73,7 @@ pub(crate) fn allows(node: &Value, pod: &Value) -> bool {
     matches!((node, spec), (Ok(node), Ok(spec)) if intree::refuses(&node, &spec).is_none())
 }
 
-/// A node with so many GPUs, before its agent has said anything of it.
+/// A node with this number of GPUs, before its agent's first report.
 pub(crate) fn node(name: &str, gpus: usize) -> Value {
     let sum = json!({ "cpu": "64", "memory": "1Ti", "pods": "1000" });
     json!({
@@ -90,7 +91,7 @@ struct Site {
     left: u64,
 }
 
-/// The nodes that are there; of those without GPU memory so far, what the autoscaler knows of their kind counts.
+/// The present nodes. For a node without GPU memory so far, the autoscaler's knowledge of its kind counts.
 fn sites(objects: &Objects, added: &BTreeMap<String, usize>) -> Vec<Site> {
     let all = objects.all(Kind::Node).map(|node| {
         let name = name(node);
@@ -272,7 +273,7 @@ impl World {
     }
 }
 
-/// A new node as the autoscaler imagines it: with the labels that the administrator has told it.
+/// A new node as the autoscaler imagines it: with the labels that the administrator has configured.
 fn template(name: &str, gpus: usize) -> Value {
     let mut node = node(name, gpus);
     node["metadata"]["labels"][names::GPU_MEMORY_LABEL] = json!(CARD.to_string());

@@ -1,4 +1,4 @@
-//! What kube-scheduler remembers: pods and nodes as it saw them last, and where each pod that waits stands in its queue.
+//! kube-scheduler's memory: pods and nodes as it saw them last, and the place of each waiting pod in its queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Cache {
         }
     }
 
-    /// Something has happened that may let those in that were refused.
+    /// An event has happened that may let refused pods in.
     pub(crate) fn wake(&mut self) {
         for (place, _) in self.places.values_mut() {
             if let Place::Refused(_) = place {
@@ -82,7 +82,7 @@ impl Cache {
         all.filter(|(_, pod)| is_open(pod) && self.is_complete(pod))
     }
 
-    /// The pods on a node, and those that are assumed to be.
+    /// The pods that are bound to a node or assumed to be on it.
     pub(crate) fn here<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Copy> {
         let here = self.pods.iter().filter(move |(uid, pod)| {
             pod["spec"]["nodeName"] == *node || self.assumed.get(*uid).is_some_and(|it| it == node)
@@ -90,7 +90,7 @@ impl Cache {
         here.map(|(_, pod)| pod)
     }
 
-    /// Those that are nominated there and come before this pod.
+    /// The pods that are nominated there and come before this pod.
     pub(crate) fn nominated<'a>(
         &'a self,
         node: &'a str,

@@ -39,7 +39,7 @@ impl Call {
         self.is(Method::PATCH, Kind::Pod, "status")
     }
 
-    /// Notes what is wrong with it as it is sent, by a process whose view may be so old.
+    /// Records the errors in the request as it is sent, by a process whose view may have this age.
     pub(crate) fn judge(&mut self, server: &Server, age: Duration) {
         let deletes = self.asked.method == Method::DELETE && self.asked.kind == Some(Kind::Pod);
         if !deletes && self.asked.part != "eviction" {
@@ -62,7 +62,7 @@ impl Call {
         simworld::Call::response(is_post, self.decide(server))
     }
 
-    /// What it is answered, as it is sent.
+    /// The answer, as it is sent.
     fn decide(mut self, server: &mut Server) -> Result<String, Refusal> {
         let Some(key) = self.asked.key() else {
             // Of policies and settings there are none.

@@ -1,4 +1,4 @@
-//! What must hold after every write, by what the server keeps alone.
+//! Conditions that hold after every write, according to the server's objects alone.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) const CARD: u64 = 80_000;
 /// The label of pods that a disruption budget covers.
 pub(crate) const GUARDED: &str = "example.com/guarded";
 
-/// The label that says how many of a pod's group are scheduled together.
+/// The label with the number of pods of a group that are scheduled together.
 pub(crate) const MEMBERS: &str = "example.com/members";
 
 /// The label of pods that never finish terminating.
@@ -59,7 +59,7 @@ pub(crate) fn guarded(pod: &Value) -> bool {
     pod["metadata"]["labels"][GUARDED] == "yes"
 }
 
-/// What is wrong with this write of a pod.
+/// The errors in this write of a pod.
 pub(crate) fn pod(objects: &Objects, before: Option<&Value>, after: &Value) -> Vec<String> {
     let name = &after["metadata"]["name"];
     let node = |pod: &Value| pod["spec"]["nodeName"].as_str().map(str::to_owned);
@@ -82,7 +82,7 @@ pub(crate) fn pod(objects: &Objects, before: Option<&Value>, after: &Value) -> V
         Some(assignment) => {
             let cards = cards(objects, &node);
             for (uuid, _) in &assignment.charges {
-                // One that is gone may have been given away by what was known of it.
+                // A card that is gone may have been assigned from stale knowledge.
                 let held = cards.get(&**uuid).map_or(0, |card| card.held);
                 if !uuid.starts_with(&format!("GPU-{node}-")) || held > CARD {
                     wrong.push(format!(
@@ -95,15 +95,15 @@ pub(crate) fn pod(objects: &Objects, before: Option<&Value>, after: &Value) -> V
     wrong
 }
 
-/// A card by what the server keeps, in MiB.
+/// A card according to the server's objects, in MiB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Card {
-    /// What pods may hold.
+    /// Memory that pods may hold.
     pub(crate) size: u64,
-    /// What they hold, and use beyond it.
+    /// Memory that pods hold, and memory that they use beyond it.
     pub(crate) held: u64,
     pub(crate) lent: u64,
-    /// What others use.
+    /// Memory that others use.
     pub(crate) strangers: u64,
     pub(crate) healthy: bool,
 }
@@ -146,7 +146,7 @@ fn gates(pod: &Value) -> impl Iterator<Item = &str> {
         .filter_map(|gate| gate["name"].as_str())
 }
 
-/// What the extender may change of a pod beside its status: it takes its gate off, and nothing else.
+/// Apart from a pod's status, the extender may change only one thing: it removes its gate. Returns every other change.
 pub(crate) fn ungate(before: &Value, after: &Value) -> Option<String> {
     let mut ungated = before["spec"].clone();
     let gates = ungated["schedulingGates"].as_array_mut();
@@ -172,15 +172,15 @@ pub(crate) fn reason<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
     conditions.find(|it| it["type"] == of_type && it["status"] == "True")?["reason"].as_str()
 }
 
-/// The node on which memory is reserved for the pod, as the annotation says.
+/// The node on which memory is reserved for the pod, according to the annotation.
 pub(crate) fn reserved_on(pod: &Value) -> Option<String> {
     says(pod, names::RESERVED_CONDITION)?;
     let annotation = pod["metadata"]["annotations"][names::RESERVATION].as_str()?;
     Some(Reservation::decode(annotation)?.node)
 }
 
-/// The pod that the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority
-/// for which room is kept on its node.
+/// The extender may delete only an exact copy of a bound pod that names the reason. A pod of higher priority must have
+/// a reservation on that node. Returns the error in every other deletion.
 pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) -> Option<String> {
     let Some(node) = pod["spec"]["nodeName"].as_str() else {
         return Some(format!(
@@ -204,8 +204,8 @@ pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) ->
     })
 }
 
-/// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another or its node is
-/// nearly empty?
+/// Is this a pod that may be moved and is marked for it? Its node must be nearly empty, or have a reservation for
+/// another pod.
 pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
     let node = pod["spec"]["nodeName"].as_str();
     let mut others = objects.all(Kind::Pod);
@@ -263,7 +263,8 @@ pub(crate) fn cards_with(
             shares.insert((uuid.to_string(), uid(pod)), mib.0);
         }
     }
-    // What uses a card beyond its share, or without one: after an etcd was restored, where it ran before.
+    // Memory that a pod uses beyond its share, or without a share. After a restore of etcd, a pod still runs where it
+    // was bound before.
     for (uuid, by, used) in uses(&gpus) {
         let counts = others(&by);
         let share = shares.get(&(uuid.clone(), by)).copied();
@@ -284,7 +285,7 @@ fn gpus(objects: &Objects, node: &str) -> Vec<Value> {
     gpus.unwrap_or_default()
 }
 
-/// What it says of pods: the card's UUID, the pod's UID, and MiB.
+/// The pods' usage in a report: the card's UUID, the pod's UID, and MiB.
 fn uses(gpus: &[Value]) -> impl Iterator<Item = (String, String, u64)> {
     gpus.iter().flat_map(|gpu| {
         let uuid = gpu["uuid"].as_str().unwrap_or_default();
@@ -308,7 +309,7 @@ pub(crate) fn borrows(objects: &Objects, pod: &Value) -> bool {
     })
 }
 
-/// Has the node's agent said something in so many seconds?
+/// Has the node's agent sent a heartbeat within this number of seconds?
 pub(crate) fn is_fresh(objects: &Objects, node: &str, seconds: i64) -> bool {
     let report = objects.get(&(Kind::GpuNode, String::new(), node.to_owned()));
     let heartbeat = report.ok().and_then(|it| {
@@ -338,7 +339,7 @@ pub(crate) fn asks(pod: &Value) -> (u64, usize) {
     (mib / gpus as u64, gpus)
 }
 
-/// Those of a group that have not ended, and are not to.
+/// The pods of a group that have not ended and do not terminate.
 fn of_group<'s>(objects: &'s Objects, name: &str) -> impl Iterator<Item = &'s Copy> {
     objects.all(Kind::Pod).filter(move |pod| {
         let ends = pod["metadata"]["deletionTimestamp"].is_string() || ended(pod);
@@ -403,8 +404,8 @@ pub(crate) fn starving(objects: &Objects, places: bool) -> Vec<String> {
     fits.collect()
 }
 
-/// What an extender's metrics say otherwise than the server. Of a pod that kube-scheduler assumes the server does not say
-/// which GPUs are reserved for it.
+/// Contradictions between an extender's metrics and the server. The server does not show the GPUs that are reserved for
+/// a pod that kube-scheduler assumes.
 pub(crate) fn books<'a>(
     server: &Server,
     metrics: &'a str,

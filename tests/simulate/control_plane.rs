@@ -1,5 +1,5 @@
-//! Whether the simulated kube-scheduler does as the real one: the same scripts are played with both, and an extender
-//! that writes down what it is asked must hear the same.
+//! Compares the simulated kube-scheduler with the real one. Both play the same scripts, and an extender that records
+//! its requests must get equal requests from both.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -287,7 +287,7 @@ scripts! {
     }
 }
 
-/// What the extender hears from the simulated one.
+/// Plays the script with the simulated kube-scheduler; the stage records the requests to the extender.
 fn simulated(script: Script) -> Result<Stage> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -325,7 +325,7 @@ async fn clear(cluster: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// What it hears from the real one.
+/// Plays the script with the real kube-scheduler.
 async fn real(cluster: &ControlPlane, script: Script) -> Result<Stage> {
     let stage = Stage::new(Cluster::Real(cluster.admin()?));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -342,7 +342,7 @@ async fn real(cluster: &ControlPlane, script: Script) -> Result<Stage> {
     played.map(|()| stage)
 }
 
-/// A cluster with what pods may be.
+/// A cluster with the priority classes of the pods.
 async fn cluster() -> Result<ControlPlane> {
     let cluster = ControlPlane::start(Options::default()).await?;
     cluster.kubectl(&["create", "namespace", NAMESPACE]).await?;
@@ -365,7 +365,8 @@ async fn cluster() -> Result<ControlPlane> {
     Ok(cluster)
 }
 
-/// Both must ask the same in all of these. Three control planes play them side by side: the real scheduler mostly waits.
+/// Both kube-schedulers must send equal requests in all of these scripts. Three control planes play them side by side:
+/// the real scheduler mostly waits.
 fn compare(scripts: &[(&str, Script)]) -> Result<()> {
     let third = scripts.len().div_ceil(3);
     std::thread::scope(|scope| {

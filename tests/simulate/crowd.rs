@@ -51,7 +51,7 @@ impl Crowd {
         Ok(Self { names, told })
     }
 
-    /// Their agents say once more what they said.
+    /// The agents of these nodes repeat their reports.
     pub(crate) fn live(&mut self, server: &Shared) {
         if self.told.is_some_and(|at| at.elapsed() < HEARTBEAT) {
             return;
@@ -61,7 +61,7 @@ impl Crowd {
             let heartbeat = repeat::time(SignedDuration::ZERO);
             let patch = json!({ "status": { "heartbeat": heartbeat } });
             let key = (Kind::GpuNode, String::new(), name.clone());
-            // An etcd may have been restored to what it was before them.
+            // A restored etcd may date from before these nodes.
             let _ = locked(server).patch(key, &patch, false, true);
         }
     }

@@ -19,7 +19,7 @@ use crate::scheduler::{asked, name, uid};
 use crate::server::{Copy, Kind, Objects, Server};
 use crate::users::owner;
 
-/// What kube-scheduler showed for longer than this is no evidence.
+/// A node that kube-scheduler showed longer ago than this is no evidence.
 const RECENT: Duration = Duration::from_secs(300);
 /// After victims on one node, no others for the same pod on another node for so long.
 const APART: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ struct Done {
     by: By,
 }
 
-/// By what pods are disrupted.
+/// The component that disrupts pods.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     /// kube-scheduler, as the extender with this link has agreed.
@@ -124,8 +124,8 @@ fn gains_beside(
     have.count() >= gpus
 }
 
-/// Could the pod run on the victim's node if the victim, and those from which memory is reclaimed for the same pod, gave
-/// back what they borrow?
+/// Could the pod run on the victim's node if some pods were gone? These are the victim, and the other pods from which
+/// memory is reclaimed for the same pod.
 fn repays(objects: &Objects, reported: &Objects, pod: &Value, victim: &Value) -> bool {
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
     let gone = victims(objects, pod, victim);
@@ -142,14 +142,14 @@ fn gains(
     gains_beside(objects, reported, pod, node, gone, |_| false)
 }
 
-/// Does the node's sum not suffice for the pod, beside what assumed pods hold? kube-scheduler does not show such a node.
+/// Is the node's sum too small for the pod and the assumed pods together? kube-scheduler does not show such a node.
 fn is_short(objects: &Objects, pod: &Value, node: &str, assumed: u64) -> bool {
     let cards = check::cards(objects, node);
     let left = |card: &Card| card.size.saturating_sub(card.held);
     cards.values().map(left).sum::<u64>() < asked(pod) + assumed
 }
 
-/// What the server keeps and kept, as far back as one may see it now whose view is that old.
+/// The server's present and past objects that a process with a view of this age may see now.
 fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
     server.past.within(age).chain(once(&***server))
 }
@@ -172,7 +172,7 @@ fn may_hold(
         .any(|objects| reports.iter().any(|reported| holds(objects, reported)))
 }
 
-/// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.
+/// Pods on the victim's node that finish for this one: marked pods, and pods that its condition names.
 fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
     let text = says(pod, names::RESERVED_CONDITION).unwrap_or_default();
     let told: Vec<&str> = text.split([' ', ',', '.']).collect();
@@ -184,7 +184,7 @@ fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
     all.chain(once(uid(victim))).collect()
 }
 
-/// What is wrong with the end or move of a bound pod that is asked for by one whose view is so old.
+/// The errors in the end or move of a bound pod, requested by a process with a view of this age.
 pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<String> {
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
     let for_room = says(victim, names::DISRUPTION_TARGET).unwrap_or_default();
@@ -196,7 +196,8 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
             gains(objects, reported, pod, node, &gone)
         })
     };
-    // A new leader has written over what its predecessor said. If the pod that waited is gone, another may take its turn.
+    // A new leader has overwritten its predecessor's message. If the pod that waited is gone, another may take its
+    // turn.
     let due = |objects: &Objects, reported: &Objects| {
         let text = back.filter(|_| check::borrows(reported, victim));
         text.is_some_and(|text| match named(objects, text) {
@@ -224,7 +225,8 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     }
     if let Some(pod) = beneficiary(server, victim) {
         let assumed = server.assumed_on(node).map(|it| asked(it)).sum();
-        // What was so lately counts, as what was shown lately does: a pod may end while the eviction is on its way.
+        // A recent shortage counts, as a node that was shown recently does: a pod may end while the eviction is on its
+        // way.
         let lately = age.max(RECENT);
         let short = || views(server, lately).any(|objects| is_short(objects, pod, node, assumed));
         // Of a group kube-scheduler shows the nodes for the first pod that does not fit, and asks no further.
@@ -241,7 +243,7 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     wrong
 }
 
-/// The pod that waits for what this one holds or borrows, by what is said on it.
+/// The pod that waits for the memory that this one holds or borrows, according to this pod's conditions.
 fn beneficiary<'s>(server: &'s Server, victim: &Value) -> Option<&'s Copy> {
     let for_room = says(victim, names::DISRUPTION_TARGET);
     let back = says(victim, names::RECLAIM_CONDITION)
@@ -277,7 +279,7 @@ impl Server {
         self.disrupt(&pod, node, &[uid(victim)], by);
     }
 
-    /// kube-scheduler evicts these for the pod, by what the extender with this link said.
+    /// kube-scheduler evicts these pods for the pod, by the answer of the extender with this link.
     pub(crate) fn evicts(&mut self, pod: &Value, node: &str, victims: &[String], link: &Arc<Link>) {
         let gone = victims.iter().cloned().collect();
         let gain =
@@ -292,14 +294,15 @@ impl Server {
         self.disrupt(pod, node, victims, by);
     }
 
-    /// Victims on a second node are for nothing where those on the first would have sufficed all the time.
+    /// Victims on a second node are useless if the victims on the first node would have sufficed all the time.
     fn disrupt(&mut self, pod: &Value, node: &str, victims: &[String], by: By) {
         let before = self.disruptions.done.remove(&uid(pod));
         let (since, mut all) = match before {
             Some(done) if done.node == node => (done.since, done.victims),
             Some(done) => {
                 let sufficed = |objects: &Objects| {
-                    // Memory is reclaimed when the agent says so, however late, and the extender's own acts rest on that.
+                    // Memory is reclaimed when the agent reports it, however late, and the extender's own acts rest on
+                    // that.
                     let reported = done.by == By::Reclaim || !matches!(by, By::Scheduler(_));
                     let others = |uid: &str| reported || !done.victims.contains(uid);
                     gains_beside(objects, objects, pod, &done.node, &done.victims, others)
@@ -307,12 +310,13 @@ impl Server {
                         && !check::is_kept(objects, &done.node, pod)
                 };
                 let age = done.since.elapsed();
-                // What the others of a group are assumed to hold, the server does not tell.
+                // The server does not show the memory that the other pods of a group are assumed to hold.
                 let mut may = age > APART || group(pod).is_some() || rejects(pod, &done.node);
                 // Another that may take the room is assumed to have it.
                 let takes = |it: &Copy| uid(it) != uid(pod) && priority(it) >= priority(pod);
                 may |= self.assumed_on(&done.node).any(takes);
-                // Or the extender may keep it for one that waits for it, in the queue or not, and not have said so yet.
+                // Or the extender may keep the room for a waiting pod, in the queue or not, and not have written that
+                // yet.
                 let waits_there = |it: &Copy| {
                     let fits = || gains(self, self, it, &done.node, &done.victims);
                     waits(it) && (self.disruptions.is_shown(it, &done.node) || fits())

@@ -17,9 +17,9 @@ use crate::world::{World, key};
 /// A PodGroup that is made after its pods comes within so many milliseconds.
 const LATE: u64 = 5000;
 
-/// What kube-scheduler knows of the pods of a PodGroup.
+/// kube-scheduler's knowledge of the pods of a PodGroup.
 struct Muster {
-    /// Those that it may look at, in its order.
+    /// The pods that kube-scheduler may look at, in its order.
     open: Vec<Copy>,
     /// How many are bound, or assumed to be.
     placed: usize,
@@ -136,7 +136,7 @@ impl World {
         }
     }
 
-    /// Makes those that are due and not there, as after an etcd was restored.
+    /// Creates the due PodGroups that do not exist, as after a restore of etcd.
     pub(crate) fn make_pod_groups(&self) {
         let mut server = locked(&self.server);
         for (_, object) in self

@@ -1,5 +1,5 @@
-//! A node as it is: its cards, the processes that use them, its kubelet, and the real agent, which tells the API
-//! server of what it sees.
+//! A simulated node: its cards, the processes that use them, its kubelet, and the real agent, which reports to the API
+//! server.
 
 mod servers;
 
@@ -39,7 +39,7 @@ struct Running {
     card: usize,
     pid: u32,
     mib: u64,
-    /// What it may use, and what it asked for.
+    /// Its limit, and its request.
     most: u64,
     asked: u64,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Machine {
     /// Pods that the kubelet has started, by UID.
     started: BTreeMap<String, ()>,
     pids: u32,
-    /// Those that are not Ready.
+    /// The servers that are not Ready.
     servers: Vec<servers::Server>,
     /// Starts that failed.
     pub(crate) failed: usize,
@@ -218,7 +218,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The kubelet lets pods have what the node has.
+    /// The kubelet makes the node's capacity allocatable to pods.
     fn allocate(&self) {
         let mut server = locked(&self.server);
         let key = (Kind::Node, String::new(), self.name.clone());
@@ -230,7 +230,7 @@ impl Machine {
         }
     }
 
-    /// What NVML shows.
+    /// The reading that NVML would give.
     fn reading(&self) -> Reading {
         let there = (0..self.cards.len()).filter(|card| self.cards[*card]);
         let cards = there.map(|card| {
@@ -260,7 +260,7 @@ impl Machine {
         }
     }
 
-    /// Unmanaged processes use so much of one of its cards, in place of what they used before.
+    /// Unmanaged processes use this amount of one of its cards, in place of their earlier usage.
     pub(crate) fn strangers(&mut self, mib: u64) -> Result<()> {
         let card = self.random.random_range(0..self.cards.len());
         self.running
@@ -280,7 +280,7 @@ impl Machine {
         self.running.retain(|it| it.pod.is_some());
     }
 
-    /// One of its cards is gone, or those that were are back.
+    /// One of its cards is gone, or all lost cards are back.
     pub(crate) fn lose(&mut self, gone: bool) {
         let card = self.random.random_range(0..self.cards.len());
         match gone {

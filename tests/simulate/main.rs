@@ -1,8 +1,9 @@
 //! The whole extender in a simulated world: its routes, watches, binds, epochs, wake-ups and acts, and the agents'
-//! reports, on one thread and on paused time, against a simulated API server and kube-scheduler. Every seed is a history of its own, and the same
-//! each time: a world has a process of its own, whose random numbers are the seed's.
+//! reports. It runs on one thread and on paused time, against a simulated API server and kube-scheduler. Every seed is
+//! a history of its own, and the same history each time: a world has a process of its own, whose random numbers are the
+//! seed's.
 //!
-//! `make simulate SEEDS=1000 FROM=0` lives through so many, `make simulate SEED=7` through one, and tells its story.
+//! `make simulate SEEDS=1000 FROM=0` runs 1000 worlds; `make simulate SEED=7` runs one and prints its story.
 
 mod autoscaler;
 mod cache;
@@ -75,7 +76,7 @@ fn on_paused_time<T: Send>(seed: u64, play: impl AsyncFnOnce() -> Result<T> + Se
         .map_err(|_| anyhow!("the world panicked"))?
 }
 
-/// The same in a process of its own: whether it ends well, and what it says.
+/// Runs the world in a process of its own. Returns whether it ends well, and its story.
 fn lives(seed: u64) -> Result<(bool, String)> {
     let mut world = Command::new(std::env::current_exe()?);
     world.args(["a_world_comes_right", "--exact", "--nocapture"]);
@@ -83,7 +84,7 @@ fn lives(seed: u64) -> Result<(bool, String)> {
     let output = world.env("GPUSTOW_SEED", seed.to_string()).output()?;
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
-    // Beside what the test program itself says, and how long it took.
+    // Leaves out the test program's own lines, and its duration.
     let story = said
         .lines()
         .filter(|line| line.starts_with(' ') || line.starts_with("Error"));

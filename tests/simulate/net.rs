@@ -34,22 +34,23 @@ pub(crate) enum Mode {
     Up,
     /// Nothing goes out or comes in until it is up again: the process is frozen.
     Held,
-    /// Nothing does, and it is told so.
+    /// Nothing goes out or comes in, and the process gets errors.
     Cut,
-    /// It has ended; what it had sent still arrives.
+    /// The process has ended. Messages that it sent before still arrive.
     Dead,
 }
 
-/// A message arrives at the latest so long after it was sent, and what comes of it is known.
+/// A message arrives at the latest this long after it was sent, and its result is known then.
 pub(crate) const LATEST: Duration = Duration::from_secs(100);
-/// So old may be what a process knows: where messages go astray or did, where they did not, and where watches are prompt.
+/// Upper bounds on the age of a process's knowledge: where messages get lost or did, where they did not, and where
+/// watches are prompt.
 const VIEWS: [Duration; 3] = [
     Duration::from_secs(200),
     Duration::from_secs(15),
     Duration::from_secs(1),
 ];
 
-/// What can go wrong with a request, in ten thousand.
+/// The faults of a request, in ten thousand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Odds {
     /// It is answered with 429, 500 or 503, and nothing is done.
@@ -60,7 +61,7 @@ pub(crate) struct Odds {
     pub(crate) late: u32,
     /// A watch ends early at each of its events.
     pub(crate) unwatched: u32,
-    /// Each takes 0.5 to 2.5 s, and watches tell at once.
+    /// Each request takes 0.5 to 2.5 s, and watches send events at once.
     pub(crate) slow: bool,
     /// Each that writes a pod's status is refused.
     pub(crate) mute: bool,
@@ -75,14 +76,14 @@ pub(crate) struct Link {
     mode: watch::Sender<Mode>,
     odds: Mutex<Odds>,
     pub(crate) lags: Mutex<Lags>,
-    /// Since when mode and odds are what they are.
+    /// The time of the last change of mode or odds.
     since: Mutex<Instant>,
     random: Mutex<StdRng>,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy)]
 enum Fate {
     Done,
@@ -118,7 +119,7 @@ impl Link {
         *locked(&self.odds) = odds;
     }
 
-    /// How old what the process knows may be.
+    /// The upper bound on the age of the process's knowledge.
     pub(crate) fn view(&self) -> Duration {
         let odds = self.odds();
         let settled = locked(&self.since).elapsed() > LATEST;
@@ -210,7 +211,7 @@ impl Link {
             false => serde_json::from_slice(&body)?,
         };
         let mut call = Call::of(&head, body);
-        // As it is sent: what happens while it is under way cannot be known.
+        // The call is judged as it is sent: the process cannot know of events on the way.
         call.judge(&locked(&self.server), self.view());
         self.pass().await?;
         if call.asked.watches.is_none() || !self.odds().slow {
@@ -228,7 +229,7 @@ impl Link {
         if let Some(start) = call.asked.watches {
             return Ok(self.watch(call, start));
         }
-        // What is under way arrives whether or not a client waits.
+        // A request on its way arrives whether or not a client waits.
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
         let life = locked(&server).life();
@@ -300,7 +301,7 @@ impl Watching {
             });
             let lag = lag.unwrap_or_default();
             let mut lines = Vec::new();
-            // When the first event may be told that is held back.
+            // The time when the first event that is held back may be sent.
             let mut held = None;
             {
                 let server = locked(&self.link.server);

@@ -1,4 +1,4 @@
-//! What the API server kept a while ago: what programs may still go by whose view is late.
+//! Past objects of the API server. Programs with a late view may still act on them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const LASTS: Duration = Duration::from_secs(200);
 pub(crate) struct Past(VecDeque<(Instant, Objects)>);
 
 impl Past {
-    /// Remembers what is about to change.
+    /// Remembers the objects before they change.
     pub(crate) fn keep(&mut self, objects: &Objects) {
         let now = Instant::now();
         if self.0.back().is_some_and(|(at, _)| at.elapsed() < STEP) {
@@ -28,7 +28,7 @@ impl Past {
         }
     }
 
-    /// What was kept in the last so long, and at its begin.
+    /// The objects in the last period of this length, and at its begin.
     pub(crate) fn within(&self, age: Duration) -> impl Iterator<Item = &Objects> {
         let since = Instant::now().checked_sub(age);
         let is_older = |(at, _): &(Instant, Objects)| since.is_none_or(|since| *at <= since);

@@ -1,5 +1,5 @@
-//! kube-scheduler's preemption: by the node's sum it chooses who must go, the extender says whether that helps, the
-//! pod is nominated, and its victims are deleted.
+//! kube-scheduler's preemption. It chooses victims by the node's sum, and the extender answers whether that helps. Then
+//! the pod is nominated, and its victims are deleted.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -20,8 +20,8 @@ pub(crate) fn nominated(pod: &Value) -> Option<&str> {
     pod["status"]["nominatedNodeName"].as_str()
 }
 
-/// The pods that the node's sum would have go for this pod; those of high priority are spared first. None if it would
-/// not fit without them either.
+/// The pods that must end for this pod by the node's sum; pods of high priority are spared first. None if it would not
+/// fit without them either, or fits with them.
 fn victims(cache: &Cache, pod: &Value, node: &str) -> Option<Vec<Copy>> {
     let here = cache.here(node);
     let (mut lower, others): (Vec<_>, Vec<_>) =
@@ -123,7 +123,7 @@ impl Scheduler {
         }
     }
 
-    /// Says on the pod that no node was found for it, unless that stands there.
+    /// Sets the condition that no node was found for the pod, unless the pod has it.
     pub(crate) async fn say_refused(&self, pod: &Value) {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
         let said = conditions.any(|it| it["type"] == "PodScheduled" && it["status"] == "False");

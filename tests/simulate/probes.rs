@@ -1,5 +1,6 @@
-//! Pods that are created when all is well and come before all others: each is placed in time, although kube-scheduler shows
-//! other nodes, the API server refuses writes for a while, its etcd is restored, or pods stand beside it that nothing helps.
+//! Pods that are created when all is well and come before all others. Each is placed in time, despite trouble.
+//! kube-scheduler shows other nodes, the API server refuses writes for a while, its etcd is restored, or hopeless pods
+//! wait too.
 
 use std::time::Duration;
 
@@ -21,15 +22,15 @@ pub(crate) const PRIORITY: i64 = 3000;
 const SMALL: u64 = 1_000;
 /// A pod that fits is bound within this time.
 const PLACED: Duration = Duration::from_secs(20);
-/// The same for one that a new leader could not fence at first.
+/// As above, for a pod that a new leader could not fence at first.
 const REFENCED: Duration = Duration::from_secs(100);
-/// The same for one that others finish for.
+/// As above, for a pod for which others finish.
 const HELPED: Duration = Duration::from_secs(150);
 /// After so long an extender that is asked alone leads again.
 const RETAKEN: Duration = Duration::from_secs(70);
 /// For so long no status is written.
 const MUTE: Duration = Duration::from_secs(90);
-/// Pods that no node could hold, beside one that can be helped: more than any feature looks at.
+/// Pods that no node could hold, next to a pod that can be helped: more than any feature looks at.
 const HOPELESS: u64 = 20;
 const STEP: Duration = Duration::from_secs(1);
 
@@ -201,8 +202,8 @@ impl World {
             .await
     }
 
-    /// The etcd is restored and versions are used again, the extender that leads is not restarted, and finds a pod
-    /// unbound that it knows as bound: nothing of what is lost stays in its books.
+    /// etcd is restored and versions are used again. The leading extender is not restarted, and finds a pod unbound
+    /// that it knows as bound. Its ledger keeps nothing of the lost state.
     async fn probe_restored(&mut self) -> Result<()> {
         if !self.has_room(2 * SMALL) {
             return Ok(());
@@ -216,7 +217,7 @@ impl World {
         let Some(version) = locked(&self.server).before_bind(&names[0]) else {
             return Ok(());
         };
-        // What others gained since then would be given away twice before anyone could know.
+        // Memory that others gained since then would be given away twice before any program could know.
         let others = locked(&self.server).changed_since(version);
         if others.iter().any(|name| !names.contains(name)) {
             return Ok(());

@@ -61,7 +61,7 @@ impl Beside {
     }
 }
 
-/// One process of kube-scheduler, with the extender beside it.
+/// One process of kube-scheduler, with its extender.
 pub(crate) struct Scheduler {
     pub(crate) server: Shared,
     beside: Mutex<Beside>,
@@ -71,7 +71,7 @@ pub(crate) struct Scheduler {
     permits: Mutex<BTreeMap<String, String>>,
     /// It clears the nomination of a pod for which no preemption helps, as Kubernetes before 1.35 does.
     pub(crate) clears: bool,
-    /// The names that its profiles have, of those that pods give in `schedulerName`.
+    /// The names of its profiles, out of the names that pods give in `schedulerName`.
     profiles: &'static [&'static str],
     pub(crate) story: Story,
     /// Another pod may be due by now.
@@ -145,7 +145,7 @@ impl Scheduler {
             }
             led = leads;
             if !leads {
-                // What happens meanwhile it reads when it leads. The sender lives as long as self.
+                // A process on standby reads the events once it leads. The sender lives as long as self.
                 let _ = told.changed().await;
                 continue;
             }
@@ -195,7 +195,7 @@ impl Scheduler {
         named.is_some_and(|named| self.profiles.contains(&named))
     }
 
-    /// Reads what has happened, most of it, and wakes pods.
+    /// Reads most of the new events, and wakes pods.
     fn catch_up(&self, at: u64) -> u64 {
         let server = locked(&self.server);
         let mut cache = locked(&self.cache);
@@ -278,7 +278,8 @@ impl Scheduler {
         due.get(index).map(|pod| Copy::clone(pod))
     }
 
-    /// Does the node pass its own filters? That is the node's sum, and what the ledger cannot see.
+    /// Does the node pass kube-scheduler's own filters? They are the node's sum, and reasons that the ledger cannot
+    /// see.
     fn passes(cache: &Cache, pod: &Value, node: &str) -> bool {
         let held = cache.here(node).chain(cache.nominated(node, pod));
         let held: u64 = held.map(|pod| asked(pod)).sum();
@@ -368,7 +369,7 @@ impl Scheduler {
         self.bind(pod, node);
     }
 
-    /// Which of these nodes the extender passes. None if it does not answer, or says that something is wrong.
+    /// The nodes of these that the extender passes. None if it does not answer, or answers with an error.
     pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<Vec<String>> {
         locked(&self.server)
             .disruptions
@@ -394,7 +395,7 @@ impl Scheduler {
 
     /// Binds the pod where it is assumed to be, while others are looked at.
     pub(crate) fn bind(self: Arc<Self>, pod: Copy, node: String) {
-        // What else holds it back before it is bound: volumes, or other plugins' Permit.
+        // Other delays before the bind: volumes, or other plugins' Permit.
         let permit = match self.random(50) {
             0 if priority(&pod) < PRIORITY => Duration::from_millis(self.random(60_000)),
             _ => Duration::ZERO,
@@ -409,7 +410,7 @@ impl Scheduler {
             let bound = self.beside().extender.bind(&pod, &node).await;
             if !bound {
                 self.fail(&pod);
-                // What it was assumed to hold is free.
+                // The pod's assumed memory is free.
                 locked(&self.cache).wake();
             }
         });

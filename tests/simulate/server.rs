@@ -1,4 +1,4 @@
-//! The API server of a world: what it keeps, what no write may have done, and what pods are disrupted for.
+//! The API server of a world: its objects, the errors that its writes have caused, and the disruptions of pods.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -18,7 +18,8 @@ use crate::past::Past;
 use crate::scheduler::name;
 use crate::story::Story;
 
-/// What was seen longer ago than a silent agent's report may be used, and a message may be late, no component may act on.
+/// Components must not act on older knowledge. This covers the use of a silent agent's report and the delay of a
+/// message.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The server.
@@ -32,7 +33,7 @@ pub(crate) struct Server {
     /// When each pod, by UID, used more than it asked for.
     pub(crate) over: BTreeMap<String, Instant>,
     pub(crate) disruptions: Disruptions,
-    /// What no write may have done.
+    /// The errors that writes have caused.
     pub(crate) wrong: Vec<String>,
     pub(crate) story: Story,
 }
@@ -59,7 +60,7 @@ impl Server {
         }
     }
 
-    /// Writes, and notes what the write may not have done.
+    /// Writes, and records the errors that the write causes.
     pub(crate) fn write<T>(&mut self, write: impl FnOnce(&mut simworld::Server) -> T) -> T {
         self.past.keep(&self.kept);
         let before = self.kept.history().len();
@@ -80,7 +81,7 @@ impl Server {
         written
     }
 
-    /// Its etcd is what it was at that version, and no request outlives that.
+    /// Restores its etcd to that version; open requests do not survive.
     pub(crate) fn restore(&mut self, version: u64, later: bool) {
         self.kept.restore(version, later);
     }
@@ -136,7 +137,7 @@ impl Server {
         copies.map(|pod| name(pod)).collect()
     }
 
-    /// Tells that a pod was bound.
+    /// Adds the bind of a pod to the story.
     pub(crate) fn tell_of_bind(&self, bound: &Value) {
         self.story.tell(format!(
             "{} is bound to {} by epoch {}: {}",
@@ -168,7 +169,7 @@ impl Server {
         Some(self.budget?.saturating_sub(away.count()))
     }
 
-    /// What its controller writes, if there is a budget.
+    /// Writes the disruption budget as its controller does, if there is one.
     fn keep_budget(&mut self) {
         let Some(allowed) = self.disruptions() else {
             return;

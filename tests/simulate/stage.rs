@@ -1,5 +1,5 @@
 //! A stage on which a script is played, with the simulated kube-scheduler or with the real one: nodes, pods, and an
-//! extender that does as it is told and writes down what it is asked.
+//! extender that follows orders and records its requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Longer than any back-off, shorter than kube-scheduler's flush.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// What a pod may be, and its priority.
+/// The priority classes of pods, and their priorities.
 pub(crate) const RANKS: [(&str, i64); 4] = [
     ("low", 10),
     ("middle", 100),
@@ -80,7 +80,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What there is of a pod.
+    /// The pod, if it exists.
     async fn pod(&self, name: &str) -> Result<Option<Value>> {
         Ok(match self {
             Self::Simulated(server) => locked(server)
@@ -111,7 +111,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Its kubelet says that it is gone.
+    /// The pod's kubelet reports that the pod is gone.
     async fn end(&self, name: &str) -> Result<()> {
         match self {
             Self::Simulated(server) => locked(server).end(key(name)),
@@ -143,16 +143,16 @@ impl Cluster {
     }
 }
 
-/// What the extender is to do.
+/// Orders for the extender.
 #[derive(Default)]
 pub(crate) struct Orders {
     /// It refuses this pod on this node.
     refuses: BTreeSet<(String, String)>,
-    /// It says so often that something is wrong, when it is to filter for this pod, or to bind it.
+    /// It answers with an error this many times, when it is to filter for this pod, or to bind it.
     fails: BTreeMap<(&'static str, String), usize>,
     /// It takes so long to bind.
     pub(crate) binds_after: Duration,
-    /// It has no pod evicted there.
+    /// It does not let pods be evicted on this node.
     pub(crate) spares: String,
     /// It likes this one best.
     pub(crate) likes: String,
@@ -195,7 +195,7 @@ impl Stage {
         self.order(|it| it.refuses.clear());
     }
 
-    /// It is to say so often that something is wrong.
+    /// The extender is to answer with an error this many times.
     pub(crate) fn fail(&self, verb: &'static str, pod: &str, times: usize) {
         self.order(|it| it.fails = [((verb, pod.to_owned()), times)].into());
     }
@@ -226,8 +226,8 @@ impl Stage {
         }
     }
 
-    /// What it was asked about each pod. The same question counts once: the simulated one looks at pods without result now
-    /// and then if the real one does not, as while a victim ends.
+    /// The extender's requests about each pod. Equal requests count once: the simulated kube-scheduler sometimes looks
+    /// at pods without result where the real one does not. This happens while a victim ends.
     pub(crate) fn heard(&self) -> BTreeMap<String, Vec<String>> {
         let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (pod, text) in locked(&self.0.heard).iter() {
@@ -332,7 +332,7 @@ impl Stage {
         .await
     }
 
-    /// A client has it end, and its kubelet has not said that it has.
+    /// A client has deleted the pod, and its kubelet has not reported the end.
     pub(crate) async fn ending(&self, name: &str) -> Result<()> {
         self.until(&format!("{name} is to end"), async || {
             let pod = self.0.cluster.pod(name).await?.unwrap_or_default();
@@ -359,7 +359,7 @@ impl Stage {
 
     /// kube-scheduler does not ask about this pod while nothing happens.
     pub(crate) async fn sleeps(&self, pod: &str) -> Result<()> {
-        // What happened before has its consequences.
+        // Earlier events have their consequences.
         sleep(QUIET).await;
         let before = self.asked(pod);
         sleep(QUIET).await;

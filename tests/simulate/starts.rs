@@ -1,5 +1,5 @@
-//! Inference servers that share GPUs and measure free memory while they start: with `start: alone` none fails, and the last
-//! is Ready before the last of those that start as they come.
+//! Inference servers that share GPUs and measure free memory while they start. With `start: alone` none fails, and the
+//! last is Ready before the last of the servers that start as they come.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ const GPUS: usize = 2;
 const SERVERS: usize = 20;
 const MIB: u64 = 16_000;
 const SECOND: Duration = Duration::from_secs(1);
-/// What is not Ready by then is not waited for.
+/// After this time the test does not wait for servers that are not Ready.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Servers that start alone do so in so many worlds, and the others, which take longer, in one.
 const ROUNDS: u64 = 3;
 
-/// What goes on while they start.
+/// The disturbance while the servers start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,

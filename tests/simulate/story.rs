@@ -1,4 +1,4 @@
-//! What happened in a world, for people.
+//! The events of a world, for people.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ impl Story {
     }
 }
 
-/// What the program says is a line too, where `RUST_LOG` wants to hear it.
+/// The program's log lines are lines too, as far as `RUST_LOG` selects them.
 impl Story {
     pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
         let subscriber = tracing_subscriber::fmt()

@@ -1,4 +1,5 @@
-//! What the administrator has turned on in a world, what kube-scheduler and pods are like there, and what goes wrong.
+//! The features that the administrator has turned on in a world, the behaviour of kube-scheduler and pods there, and
+//! the faults.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The profile beside gpustow's where there are two of them that ask the extender.
+/// The profile next to gpustow's, where two profiles ask the extender.
 const OTHER: &str = "other-scheduler";
 pub(crate) const QUEUES: [QueueMode; 3] = [QueueMode::Off, QueueMode::Auto, QueueMode::Always];
 /// Nodes that no pod fits on, where kube-scheduler shows only some: more than it ever leaves out.
@@ -15,7 +16,7 @@ const CROWD: usize = 104;
 
 #[derive(Debug)]
 pub(crate) struct Switches {
-    /// What its Kubernetes does with nominations: see [`crate::scheduler::Scheduler`].
+    /// How its Kubernetes treats nominations: see [`crate::scheduler::Scheduler`].
     pub(crate) clears: bool,
     /// The profiles of each kube-scheduler of a replica, and the one that some pods name.
     pub(crate) profiles: &'static [&'static [&'static str]],
@@ -24,7 +25,7 @@ pub(crate) struct Switches {
     pub(crate) queue: QueueMode,
     /// Borrowed memory is reclaimed.
     pub(crate) reclaim: bool,
-    /// What is done to have pods give it back.
+    /// The action that makes pods give it back.
     pub(crate) action: Action,
     /// Room is reserved for pods that have waited long.
     pub(crate) reserve: bool,
@@ -133,12 +134,12 @@ impl Switches {
     fn named(mut self) -> Self {
         let profiles = self.profiles.iter().flat_map(|it| it.iter());
         self.other = profiles.copied().find(|it| *it == OTHER);
-        // No agent tells of those nodes, so that they seem to be new.
+        // No agent reports those nodes, so that they seem to be new.
         self.provision &= self.crowd == 0;
         self
     }
 
-    /// What the administrator has decided.
+    /// The administrator's settings.
     pub(crate) fn spec(&self) -> GpustowConfigSpec {
         let mut spec = GpustowConfigSpec::default();
         spec.queue.mode = self.queue;
@@ -151,7 +152,7 @@ impl Switches {
             spec.reserve.give_up_after = Duration::from_secs(60).into();
         }
         if self.starts {
-            // Shorter than what a probe waits for.
+            // Shorter than the wait of a probe.
             spec.scheduling.start_timeout = Duration::from_secs(10).into();
         }
         spec.provision.max = if self.provision { 2 } else { 0 };

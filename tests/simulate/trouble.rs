@@ -1,4 +1,4 @@
-//! What befalls a world: machines, replicas, the way to the API server, and the API server itself.
+//! The faults of a world: in machines, replicas, the way to the API server, and the API server itself.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const LEASE: Duration = Duration::from_secs(15);
 const BEHIND: std::ops::Range<u64> = 200..10_000;
 
 impl World {
-    /// What can go wrong on a way that begins now.
+    /// The odds of faults on a way that begins now.
     pub(crate) fn odds(&mut self) -> Odds {
         Odds {
             refused: self.random.random_range(0..300),

@@ -1,4 +1,4 @@
-//! What users do: they create pods, change them, and have them end.
+//! The acts of users: they create pods, change them, and end them.
 
 use gpustow_admission::{Act, Ask, Cluster, admit};
 use gpustow_api::config::GpustowConfigSpec;
@@ -136,7 +136,7 @@ impl World {
         name
     }
 
-    /// Controllers make pods in place of those that have gone, and PodGroups that are not there.
+    /// Controllers create pods in place of pods that are gone, and PodGroups that do not exist.
     pub(crate) fn control(&mut self) {
         self.make_pod_groups();
         let lives: Vec<String> = {

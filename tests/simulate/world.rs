@@ -1,5 +1,5 @@
-//! A world out of a seed: nodes and their agents, users, two replicas of kube-scheduler with our extender, and
-//! what befalls them; then quiet, in which everything must come right.
+//! A world out of a seed: nodes and their agents, users, two replicas of kube-scheduler with our extender, and faults.
+//! Then follows quiet, in which everything must come right.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -60,7 +60,7 @@ impl Replica {
     }
 }
 
-/// What the extender says of itself.
+/// The extender's metrics.
 pub(crate) async fn metrics(health: &Router) -> Result<String> {
     let request = Request::get("/metrics").body(Body::empty())?;
     let answer = health.clone().oneshot(request).await?;
@@ -147,7 +147,7 @@ impl World {
             world.give_up_groups();
             sleep(STEP).await;
             world.check()?;
-            // What was sent to the other replica before has been answered.
+            // Earlier requests to the other replica have been answered.
             let leads = world.is_settled() || calm.elapsed() < ANSWERED;
             ensure!(leads || !settled, "a replica takes over that is not asked");
             settled |= world.is_settled() && calm.elapsed() >= ANSWERED;
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// What the replicas' books say otherwise than the API server.
+    /// Contradictions between the replicas' books and the API server.
     pub(crate) async fn wrong_books(&self) -> Result<Vec<String>> {
         let mut wrong = Vec::new();
         for (number, replica) in self.replicas.iter().enumerate() {
@@ -241,7 +241,7 @@ impl World {
         })
     }
 
-    /// Writes what the administrator has decided.
+    /// Writes the administrator's settings.
     fn configure(&self) -> Result<()> {
         let object = json!({ "metadata": { "name": config::NAME }, "spec": self.on.spec() });
         let key = key(Kind::GpustowConfig, config::NAME);

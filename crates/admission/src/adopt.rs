@@ -23,7 +23,7 @@ const HAMI_PLACED: &str = "hami.io/vgpu-devices-allocated";
 const VOLCANO_GPUS: &str = "volcano.sh/vgpu-number";
 const VOLCANO_PERCENTAGE: &str = "volcano.sh/vgpu-memory-percentage";
 const VOLCANO_CORES: &str = "volcano.sh/vgpu-cores";
-/// HAMi's annotations that choose GPUs, gpustow's, and what stands before and after each entry.
+/// HAMi's annotations that choose GPUs, gpustow's, and the text before and after each entry.
 pub(crate) const CHOICES: [(&str, &str, &str); 4] = [
     ("nvidia.com/use-gputype", names::GPU_MODELS, "*"),
     ("nvidia.com/nouse-gputype", names::NOT_GPU_MODELS, "*"),
@@ -49,12 +49,12 @@ pub enum Sharer {
     TimeSlicing,
     /// MIG instances of NVIDIA's device plugin, whose memory pods get of a GPU that they share.
     Mig,
-    /// The same, and pods get an instance of their own.
+    /// MIG instances of NVIDIA's device plugin, for which pods get an instance of their own.
     MigInstance,
 }
 
 impl Sharer {
-    /// The sharer that answers what a pod requests. HAMi's pods that request whole GPUs look like those of NVIDIA's
+    /// The sharer that provides the pod's request. HAMi's pods that request whole GPUs look like pods of NVIDIA's
     /// device plugin until HAMi has placed them.
     #[must_use]
     pub fn of(pod: &Value) -> Option<Self> {
@@ -112,7 +112,7 @@ impl Sharer {
         keys.to_vec()
     }
 
-    /// What limits compute, which gpustow does not, and the scheduler that pods name.
+    /// The resource that limits compute, which gpustow does not limit, and the scheduler that pods name.
     fn leaves(self) -> (&'static str, &'static str) {
         match self {
             Self::Hami => (HAMI_CORES, "hami-scheduler"),
@@ -138,7 +138,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Those of a sharer in its usual units.
+    /// The terms of a sharer in its usual units.
     #[must_use]
     pub fn usual(sharer: Sharer) -> Self {
         let mib_per_unit = if sharer == Sharer::Gpushare { 1024 } else { 1 };
@@ -168,10 +168,10 @@ impl Terms {
         is_replaced.then(|| amount.saturating_mul(each))
     }
 
-    /// What a namespace's labels say; `None` if they name no sharer.
+    /// The terms in a namespace's labels; `None` if they name no sharer.
     ///
     /// # Errors
-    /// The label that cannot be read, and what to write.
+    /// The unreadable label, and the fix.
     pub fn of(namespace: &ObjectMeta) -> Result<Option<Self>, BadRequest> {
         let none = BTreeMap::new();
         let labels = namespace.labels.as_ref().unwrap_or(&none);
@@ -238,13 +238,13 @@ pub fn unit_of(text: &str) -> Option<u64> {
     }
 }
 
-/// Does a container request what another sharer answers?
+/// Does a container request a resource of another sharer?
 #[must_use]
 pub fn has_foreign_resources(pod: &Value) -> bool {
     strangers::resources(pod).any(|(_, key)| strangers::is_foreign(key))
 }
 
-/// Does it, or says a key of the pod something to one?
+/// Does a container request such a resource, or does the pod have such a key?
 pub(crate) fn has_foreign_keys(pod: &Value) -> bool {
     let meta = &pod["metadata"];
     let keys = ["annotations", "labels"].map(|list| meta[list].as_object());
@@ -252,7 +252,7 @@ pub(crate) fn has_foreign_keys(pod: &Value) -> bool {
     has_foreign_resources(pod) || keys.any(|key| strangers::is_foreign(key))
 }
 
-/// What one container requests of the other sharer.
+/// One container's request of the other sharer.
 #[derive(Clone, Copy, Debug)]
 struct Wish {
     gpus: u64,
@@ -268,7 +268,7 @@ struct Wish {
 /// Makes gpustow's request of another sharer's.
 ///
 /// # Errors
-/// Which request is not translated, and what to write.
+/// The request that is not translated, and the fix.
 pub(crate) fn translate(
     patch: &mut Patch,
     warnings: &mut Vec<String>,
@@ -295,7 +295,7 @@ pub(crate) fn translate(
     strangers::of_sharer(&patch.pod, terms.sharer, resource, warnings)
 }
 
-/// What a container requests of the sharer. `is_again` if the pod was translated before.
+/// A container's request of the sharer. `is_again` if the pod was translated before.
 fn wish(
     path: &str,
     it: &Value,
@@ -474,7 +474,7 @@ fn change(patch: &mut Patch, sharer: Sharer, wishes: &[(String, String, Wish)], 
     }
 }
 
-/// Says in gpustow's annotations which GPUs HAMi's choose. HAMi's names of models begin with the maker's twice.
+/// Writes HAMi's choice of GPUs into gpustow's annotations. HAMi's names of models begin with the maker's twice.
 fn choose(patch: &mut Patch) {
     let notes = notes(&patch.pod);
     for (theirs, ours, around) in CHOICES {

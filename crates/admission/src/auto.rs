@@ -14,7 +14,7 @@ use crate::containers::{all, asks, bad, gpus, limit, list, name, note};
 /// The container that kubectl takes if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// Where the amount of a pod is from, if the pod did not say it.
+/// The origin of a pod's amount, if the pod itself did not state it.
 #[must_use]
 pub fn origin(pod: &Pod, resource: &str) -> Option<&'static str> {
     match pod.metadata.annotations.as_ref()?.get(resource)?.as_str() {
@@ -33,7 +33,7 @@ pub fn wants(pod: &Value, resource: &str) -> bool {
     note(pod, resource) == Some("auto")
 }
 
-/// Does what becomes of the pod depend on the history of its workload?
+/// Does the admission of the pod depend on the history of its workload?
 #[must_use]
 pub fn reads_history(pod: &Value, namespace: &ObjectMeta, resource: &str) -> bool {
     let terms = Terms::of(namespace).ok().flatten();
@@ -54,7 +54,7 @@ pub fn workload(pod: &Value) -> Owner {
 /// Gives the pod the amount that it leaves open.
 ///
 /// # Errors
-/// [`BadRequest`] says why there is none, and what to write.
+/// [`BadRequest`] gives the reason why there is no amount, and the fix.
 pub(crate) fn admit(
     patch: &mut Patch,
     namespace: &ObjectMeta,
@@ -135,7 +135,7 @@ fn rule(namespace: &ObjectMeta) -> Option<(Amount, &'static str)> {
     }
 }
 
-/// What the histories of this container advise for its image: MiB of each GPU, by which rule, and the limit.
+/// The advice of this container's histories for its image: MiB of each GPU, the rule, and the limit.
 fn advice(
     namespace: &ObjectMeta,
     history: Option<&GpuWorkload>,

@@ -11,7 +11,7 @@ use crate::{MAX_CONTAINERS, MAX_VARIABLES};
 /// Init containers first, as the API's types have them.
 const KINDS: [&str; 2] = ["initContainers", "containers"];
 
-/// The containers of a kind, or what else is a list of `spec`.
+/// The containers of a kind, or another list of `spec`.
 pub(crate) fn list<'a>(pod: &'a Value, kind: &str) -> &'a [Value] {
     pod["spec"][kind].as_array().map_or(&[], Vec::as_slice)
 }
@@ -21,7 +21,7 @@ pub(crate) fn all(pod: &Value) -> impl Iterator<Item = (String, &Value)> {
     KINDS.into_iter().flat_map(move |kind| of_kind(pod, kind))
 }
 
-/// The same of one kind.
+/// Every container of one kind, with its path in a patch.
 pub(crate) fn of_kind<'a>(
     pod: &'a Value,
     kind: &'static str,
@@ -135,7 +135,8 @@ pub(crate) fn texts(object: &Value) -> BTreeMap<String, String> {
     all.collect()
 }
 
-/// Over how many GPUs a container's memory is split; what is no number counts as one and is refused later.
+/// The number of GPUs over which a container's memory is split. An unreadable number counts as one and is refused
+/// later.
 pub(crate) fn gpus(pod: &Value, container: &str) -> u64 {
     let said = note_of(pod, names::GPU_COUNT_OF, names::GPU_COUNT, container);
     let gpus = said.and_then(|it| it.parse().ok());
@@ -153,7 +154,7 @@ pub(crate) fn are_few(pod: &Value) -> bool {
     count <= MAX_CONTAINERS
 }
 
-/// Is it cheap to look at every container, and at what each brings?
+/// Is it cheap to look at every container, and at its variables and limits?
 pub(crate) fn is_bounded(pod: &Value) -> bool {
     let kinds = ["containers", "initContainers", "ephemeralContainers"];
     let all = kinds.iter().flat_map(|kind| list(pod, kind));

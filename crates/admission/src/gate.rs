@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::containers::{all, bad, limit, list, name, note, wants, whole};
 use crate::{Cluster, Patch};
 
-/// Priority classes of what a cluster cannot do without.
+/// Priority classes of pods that a cluster cannot do without.
 const CRITICAL: [&str; 2] = ["system-cluster-critical", "system-node-critical"];
 
 pub(crate) fn is_gated(pod: &Value) -> bool {
@@ -52,7 +52,7 @@ pub(crate) fn refuse(pod: &Value, namespace: &ObjectMeta) -> Result<(), BadReque
     }
 }
 
-/// Neither mirrors of static pods, nor what every node has of its own, nor what a cluster cannot do without.
+/// False for mirrors of static pods, pods of DaemonSets, pods that a cluster cannot do without, and placeholders.
 fn may_be_queued(pod: &Value) -> bool {
     let owners = pod["metadata"]["ownerReferences"].as_array();
     let mut owners = owners.into_iter().flatten();

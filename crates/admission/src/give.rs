@@ -1,5 +1,5 @@
-//! What every pod that requests GPU memory is given: its scheduler, the variables by which NVIDIA's container toolkit
-//! chooses devices and limits, and what the administrator has for pods that do not say it.
+//! The additions to every pod that requests GPU memory: its scheduler, the variables for devices and limits that
+//! NVIDIA's container toolkit reads, and the administrator's defaults.
 
 use gpustow_api::limit::{self, Enforce};
 use gpustow_api::names;
@@ -53,7 +53,7 @@ pub(crate) fn void(patch: &mut Patch, before: &Value) {
     }
 }
 
-/// What the administrator has for pods that do not say it, and the limits that follow.
+/// The administrator's defaults for settings that the pod leaves open, and the limits that follow.
 pub(crate) fn defaults(patch: &mut Patch, namespace: &ObjectMeta, cluster: Cluster<'_>) {
     let requests = &cluster.spec.requests;
     let own = namespace.name.as_deref();

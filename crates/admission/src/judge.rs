@@ -1,5 +1,5 @@
-//! Why a pod that requests GPU memory is refused. What the extender would refuse too says `gpustow_api::request`; the
-//! rest are ways around what gpustow assigns.
+//! The reasons to refuse a pod that requests GPU memory. `gpustow_api::request` has the refusals that the extender
+//! shares. The other refusals close ways around gpustow's assignments.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::containers::{
 };
 use crate::{Cluster, MAX_ANNOTATIONS, MAX_CONTAINERS, MAX_VARIABLES, keys, mps};
 
-/// What only gpustow writes, and which part of it.
+/// The annotations that only gpustow writes, and the component that writes each.
 const WRITTEN: [(&str, &str); 5] = [
     (names::ASSIGNMENT, "extender"),
     (names::EPOCH, "extender"),
@@ -23,7 +23,7 @@ const WRITTEN: [(&str, &str); 5] = [
     (names::RESERVATION, "extender"),
     (names::CONFIRMED, "agent"),
 ];
-/// What the annotations begin with that only the extender writes of a pod that requests GPU memory.
+/// The prefixes of annotations that only the extender writes on a pod that requests GPU memory.
 const WRITTEN_OF: [&str; 6] = [
     names::DEVICES_OF,
     names::MIB_OF,
@@ -78,7 +78,7 @@ pub(crate) fn bounded(pod: &Value) -> Result<(), BadRequest> {
     }
 }
 
-/// Refuses what the API server would, which does not say what to write: a request that no limit equals.
+/// Refuses a request that no limit equals. The API server would refuse it, too, but does not name the fix.
 pub(crate) fn limited(pod: &Value, resource: &str) -> Result<(), BadRequest> {
     let equals = |it: &Value| {
         let amount = |list: &str| it["resources"][list].get(resource).and_then(whole);
@@ -94,7 +94,7 @@ pub(crate) fn limited(pod: &Value, resource: &str) -> Result<(), BadRequest> {
     }
 }
 
-/// What is to be said of a pod that is to start alone, and of which nothing shows when its server has started.
+/// The warning for a pod that is to start alone, if no probe shows when its server has started.
 pub(crate) fn starts_unseen(pod: &Value, resource: &str) -> Option<String> {
     let is_seen = |it: &Value| !it["readinessProbe"].is_null() || !it["startupProbe"].is_null();
     let mut asking = all(pod).filter(|(_, it)| wants(it, resource));
@@ -170,7 +170,7 @@ fn scheduler(pod: &Value, cluster: Cluster<'_>) -> Result<(), BadRequest> {
     }
 }
 
-/// What the pod requests, as the extender reads it, if its annotations are good in every other way too.
+/// The request of the pod, as the extender reads it, if its annotations are good in every other way, too.
 pub(crate) fn requested(pod: &Value, cluster: Cluster<'_>) -> Result<Request, BadRequest> {
     let typed: Pod = serde_json::from_value(pod.clone())
         .map_err(|error| bad("pod", format!("cannot be read: {error}: correct the field")))?;
@@ -201,8 +201,9 @@ fn words(notes: &BTreeMap<String, String>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Quotas, LimitRanges and kube-scheduler's sum of each node count what a pod requests. That is next to nothing if a few MiB
-/// are split over many GPUs, and the least size of a whole GPU or a percentage.
+/// Quotas, LimitRanges and kube-scheduler's sum of each node count the request of a pod. The request is next to nothing
+/// if a few MiB are split over many GPUs. A request for whole GPUs or a percentage states only a least size, which can
+/// be as low.
 fn least(pod: &Value, request: &Request, cluster: Cluster<'_>) -> Result<(), BadRequest> {
     let requests = &cluster.spec.requests;
     let per_gpu = u64::from(requests.least_mib_per_gpu);
@@ -241,7 +242,7 @@ fn least(pod: &Value, request: &Request, cluster: Cluster<'_>) -> Result<(), Bad
     Ok(())
 }
 
-/// What no container of such a pod may have.
+/// Refuses fields that no container of such a pod may have.
 fn container(path: &str, it: &Value, resource: &str) -> Result<(), BadRequest> {
     let at = field(path);
     if let Some(key) = nvidias(it).filter(|_| wants(it, resource)) {
@@ -297,7 +298,7 @@ fn devices<'a>(
     }
 }
 
-/// The literals that limit containers are those that follow from the request.
+/// The literals that limit containers must follow from the request.
 fn limits(pod: &Value, request: &Request, resource: &str) -> Result<(), BadRequest> {
     let mut claims = request.claims.iter();
     for (path, it) in all(pod) {

@@ -32,14 +32,14 @@ pub(crate) const OF_USERS: [&str; 19] = [
     names::ISOLATION,
     names::START,
 ];
-/// Those that may be about one container, and as its name follows them then.
+/// The keys that may be about one container, and the prefix that its name then follows.
 pub(crate) const OF_CONTAINERS: [(&str, &str); 3] = [
     (names::GPU_COUNT, names::GPU_COUNT_OF),
     (names::GPU_MEM_PERCENTAGE, names::GPU_MEM_PERCENTAGE_OF),
     (names::MEM_LIMIT, names::MEM_LIMIT_OF),
 ];
 
-/// What is wrong with the annotations of a pod that requests `resource`.
+/// Checks the annotations of a pod that requests `resource`.
 ///
 /// # Errors
 /// [`BadRequest`] names the first key that is none of gpustow's, and the fix.
@@ -84,7 +84,7 @@ pub fn ahead(annotations: &BTreeMap<String, String>) -> Vec<&str> {
     }
 }
 
-/// What is missing from a pod that requests no `resource` and has an annotation of gpustow's all the same.
+/// The error of a pod that has an annotation of gpustow's without a request for `resource`.
 #[must_use]
 pub fn unasked(annotations: &BTreeMap<String, String>, resource: &str) -> Option<BadRequest> {
     let is_auto = |said: &String| said.starts_with("auto");
@@ -100,7 +100,7 @@ pub fn unasked(annotations: &BTreeMap<String, String>, resource: &str) -> Option
     Some(bad(format!("metadata.annotations[{key}]"), problem))
 }
 
-/// The same for who creates the pod. The author of what a controller makes was warned of its template.
+/// The error of [`unasked`] for the creator of the pod. If a controller made it, its author was warned of the template.
 pub(crate) fn idle(pod: &Value, resource: &str) -> Option<String> {
     let owners = pod["metadata"]["ownerReferences"].as_array();
     let mut owners = owners.into_iter().flatten();
@@ -144,8 +144,8 @@ fn strange(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str>
     all.map(|(key, _)| key.as_str()).filter(is_strange)
 }
 
-/// The user's word that `key` is nearly: what both begin with and what both end with is more than half of the longer, or,
-/// where there is none such, of the shorter.
+/// The user's word that is nearly `key`. Their common beginning and end are more than half of the longer one, or, if no
+/// word is, of the shorter.
 fn nearly(key: &str) -> Option<&'static str> {
     let (domain, name) = key.split_once('/')?;
     let of_container = domain.strip_suffix(names::GROUP)?.strip_suffix('.');

@@ -1,5 +1,6 @@
-//! What becomes of a pod when it is created, what its author is warned of, and why it is refused: one function, which
-//! the extender's webhook and the plugin call. It knows no client, no clock and no policy of the API server.
+//! The changes to a pod when it is created, the warnings for its author, and the reason to refuse it. The extender's
+//! webhook and the plugin call one function for them. That function does not know a client, a clock, or a policy of the
+//! API server.
 //!
 //! It works on the pod as it came, so that fields stay that this version does not know.
 
@@ -34,15 +35,15 @@ pub const MAX_ANNOTATIONS: usize = 256;
 /// How this cluster admits pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {
-    /// What GPU memory is called here.
+    /// The name of the resource for GPU memory.
     pub resource: &'a str,
-    /// What the administrator decides.
+    /// The administrator's settings.
     pub spec: &'a GpustowConfigSpec,
     /// Which new pods are queued.
     pub queue_from: &'a [QueueFrom],
 }
 
-/// What the API server is asked to do.
+/// The act that the API server is asked to do.
 #[derive(Clone, Copy, Debug)]
 pub enum Act<'a> {
     /// Create the pod.
@@ -66,7 +67,7 @@ pub enum Act<'a> {
 pub struct Ask<'a> {
     /// The pod as it would be.
     pub pod: &'a Value,
-    /// What is asked.
+    /// The requested act.
     pub act: Act<'a>,
     /// Who asks.
     pub user: &'a str,
@@ -90,10 +91,11 @@ pub fn reads_namespace(pod: &Value, cluster: Cluster<'_>) -> bool {
     gated || auto::wants(pod, cluster.resource) || adopt::has_foreign_keys(pod)
 }
 
-/// What becomes of the pod in this namespace, of which the name suffices unless [`reads_namespace`]. `history` is that of the pod's workload ([`auto::workload`]).
+/// Admits the pod to this namespace. The name of the namespace suffices unless [`reads_namespace`]. `history` is the
+/// history of the pod's workload ([`auto::workload`]).
 ///
 /// # Errors
-/// [`BadRequest`] names the field, what is wrong there, and what to write.
+/// [`BadRequest`] names the field, its error, and the fix.
 pub fn admit(
     ask: Ask<'_>,
     cluster: Cluster<'_>,

@@ -1,5 +1,5 @@
-//! What containers of pods with a share of compute get: the variables of MPS, and its two directories of the node. What of
-//! them is the pod's own is refused.
+//! Gives containers of pods with a share of compute the variables of MPS, and its two directories of the node.
+//! Admission refuses a pod's own values of them.
 
 use gpustow_api::{BadRequest, names};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const VOLUMES: [[&str; 3]; 2] = [
     [names::MPS_SHM_VOLUME, names::MPS_SHM_DIRECTORY, "/dev/shm"],
 ];
 
-/// Gives it to these containers, if the pod has such a share.
+/// Gives these containers the variables and directories, if the pod has a share of compute.
 pub(crate) fn give(patch: &mut Patch, asking: &[String]) {
     let share = note(&patch.pod, names::COMPUTE_PERCENT).map(str::to_owned);
     let Some(share) = share.filter(|_| !asking.is_empty()) else {
@@ -54,7 +54,7 @@ pub(crate) fn give(patch: &mut Patch, asking: &[String]) {
     }
 }
 
-/// Refuses what is not as [`give`] writes it, once it has.
+/// Refuses variables, mounts and volumes of MPS that [`give`] would not write. It runs after [`give`].
 pub(crate) fn judge(pod: &Value, resource: &str) -> Result<(), BadRequest> {
     let Some(share) = note(pod, names::COMPUTE_PERCENT) else {
         return Ok(());

@@ -3,12 +3,12 @@
 use gpustow_api::names;
 use serde_json::{Value, json};
 
-/// A pod and what was done to it.
+/// A pod and the changes to it.
 #[derive(Debug)]
 pub struct Patch {
     /// The pod as it is by now.
     pub pod: Value,
-    /// What was done, as a JSON patch.
+    /// The changes, as a JSON patch.
     pub operations: Vec<Value>,
 }
 
@@ -42,7 +42,8 @@ impl Patch {
             .push(json!({ "op": operation, "path": path, "value": value }));
     }
 
-    /// Sets a key of the object at `parent`, which is made if it is not there; nothing if it says so already.
+    /// Sets a key of the object at `parent`, which is made if it is not there; nothing if the key has the value
+    /// already.
     pub(crate) fn set(&mut self, parent: &str, key: &str, value: Value) {
         if !self.pod.pointer(parent).is_some_and(Value::is_object) {
             self.put("add", parent, json!({}));
@@ -71,7 +72,7 @@ impl Patch {
         self.set("/metadata/annotations", key, json!(value));
     }
 
-    /// What a container requests and is limited to.
+    /// Sets a container's request and limit.
     pub(crate) fn request(&mut self, container: &str, resource: &str, amount: u64) {
         let resources = format!("{container}/resources");
         if !self.pod.pointer(&resources).is_some_and(Value::is_object) {

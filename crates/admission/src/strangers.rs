@@ -1,5 +1,5 @@
-//! Keys that look like gpustow's, or like those of a sharer whose requests a namespace has translated, and are none that are
-//! known: each is refused with the nearest known one, or its author is warned. None passes in silence.
+//! Unknown keys that look like gpustow's, or like the keys of a sharer whose requests a namespace has translated. Each
+//! is refused with the nearest known one, or its author is warned. None passes in silence.
 
 use gpustow_api::{BadRequest, names};
 use serde_json::Value;
@@ -8,9 +8,9 @@ use crate::adopt::{CHOICES, Sharer};
 use crate::containers::{all, bad, field};
 use crate::keys;
 
-/// What NVIDIA's operators call network cards.
+/// The resources of network cards, as NVIDIA's operators name them.
 const NICS: [&str; 2] = ["nvidia.com/hostdev", "nvidia.com/mlnxnics"];
-/// What the keys of sharers begin with.
+/// The prefixes of sharers' keys.
 const PREFIXES: [&str; 5] = [
     "aliyun.com/",
     "ALIYUN_COM_GPU_",
@@ -19,7 +19,7 @@ const PREFIXES: [&str; 5] = [
     "volcano.sh/",
 ];
 
-/// May the key say something to another sharer?
+/// Does the key begin like the keys of another sharer?
 pub(crate) fn is_foreign(key: &str) -> bool {
     PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
@@ -67,7 +67,7 @@ pub(crate) fn of_ours(
     Ok(())
 }
 
-/// What is left of a sharer's keys once the pod is translated.
+/// Judges the sharer's keys that are left once the pod is translated.
 pub(crate) fn of_sharer(
     pod: &Value,
     sharer: Sharer,

@@ -1,4 +1,4 @@
-//! The pods that a Deployment, a Job or another object would make. Its author is warned of what they would be refused for:
+//! The pods that a Deployment, a Job or another object would make. Its author is warned of the reasons to refuse them:
 //! only a controller sees those refusals.
 
 use gpustow_api::BadRequest;
@@ -16,7 +16,7 @@ const TEMPLATES: [(&str, &str); 2] = [
     ("/spec/template", "spec.template"),
 ];
 
-/// What the author of the object is to know.
+/// The warnings for the author of the object.
 #[must_use]
 pub fn warnings(object: &Value, cluster: Cluster<'_>, namespace: &ObjectMeta) -> Vec<String> {
     let found = TEMPLATES

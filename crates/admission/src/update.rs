@@ -1,4 +1,4 @@
-//! What a pod requests by its annotations, once it has been created.
+//! The request of a pod by its annotations, once the pod has been created.
 
 use gpustow_api::limit::Enforce;
 use gpustow_api::{BadRequest, names};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::containers::{all, asks, bad, name, note, wants};
 use crate::{Cluster, judge, keys};
 
-/// Those that no variable of a container follows.
+/// The keys that no variable of a container follows.
 const PLACING: [&str; 9] = [
     names::POLICY,
     names::RECLAIM_ACTION,
@@ -57,7 +57,7 @@ pub(crate) fn judge(
                        the pod again";
         return Err(bad(format!("metadata.annotations[{key}]"), problem));
     }
-    // A pod that is older than a rule keeps what it has.
+    // A pod that is older than a rule keeps its annotations.
     match judge::requested(pod, cluster) {
         Err(problem) if judge::requested(before, cluster).as_ref().err() != Some(&problem) => {
             Err(problem)
@@ -66,14 +66,14 @@ pub(crate) fn judge(
     }
 }
 
-/// What users said by annotations, as far as the request changes it.
+/// The users' annotations that the request changes.
 fn changed(pod: &Value, before: &Value, resource: &str) -> Vec<String> {
     let asking = all(pod).filter(|(_, it)| wants(it, resource));
     let asking: Vec<_> = asking.map(|(_, it)| name(it)).collect();
     let of = keys::OF_CONTAINERS
         .iter()
         .flat_map(|(_, of)| asking.iter().map(move |name| format!("{of}{name}")));
-    // A model falls asleep while its pod runs, and a version says nothing about GPUs.
+    // A model falls asleep while its pod runs, and a version does not concern GPUs.
     let free = [names::ASLEEP, names::MADE_FOR];
     let keys = keys::OF_USERS.iter().filter(|key| !free.contains(key));
     let keys = keys.map(|key| (*key).to_owned());

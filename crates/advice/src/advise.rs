@@ -13,12 +13,12 @@ pub const DAY: u64 = 86_400;
 const LIMIT_PERCENT: u64 = 105;
 /// A request is rounded up to whole steps, so that advice does not change with each sample.
 const STEP: u64 = 64;
-/// Samples of so many seconds in a row are enough to go by.
+/// Samples over this number of seconds in a row are enough to go by.
 pub const ENOUGH: u64 = 18 * 3600;
 /// From how much of a GPU on an allocator is taken to hold everything, in percent.
 const EVERYTHING_PERCENT: u64 = 85;
 
-/// What a workload should request of each GPU.
+/// The request and the limit that a workload should have for each GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// It uses no more except in short peaks.
@@ -29,7 +29,7 @@ pub struct Advice {
     pub samples: u64,
     /// The seconds between the first and the last of them.
     pub spans: u64,
-    /// What speaks against following it.
+    /// Reasons against following it.
     pub cautions: Vec<Caution>,
 }
 
@@ -75,8 +75,9 @@ impl fmt::Display for Caution {
     }
 }
 
-/// Advice for a workload on GPUs of this size: what it used for twelve minutes of an hour within the last eight days, and
-/// in all but 1.2 % of the minutes, with what it grows by in a day. None without history.
+/// Advice for a workload on GPUs of this size. The request covers the use that lasted for twelve minutes of an hour
+/// within the last eight days. It also covers all but 1.2 % of the minutes, and the growth of a day. None without
+/// history.
 #[must_use]
 pub fn advise(history: &History, gpu: Mib) -> Option<Advice> {
     let usual = history.usual()?;
@@ -84,7 +85,7 @@ pub fn advise(history: &History, gpu: Mib) -> Option<Advice> {
     Some(of(history, gpu, request + history.growth()))
 }
 
-/// The same, with a request that was exceeded in no more than `1000 - permille` of a thousand minutes.
+/// Advice with a request that the workload exceeded in no more than `1000 - permille` of a thousand minutes.
 #[must_use]
 pub fn advise_at(history: &History, gpu: Mib, permille: u32) -> Option<Advice> {
     Some(of(history, gpu, history.quantile(permille)?))
@@ -113,7 +114,7 @@ fn of(history: &History, gpu: Mib, request: Mib) -> Advice {
     }
 }
 
-/// Is `amount` more than so many percent of `of`?
+/// True if `amount` is more than `percent` percent of `of`.
 fn is_part(amount: Mib, percent: u64, of: Mib) -> bool {
     of > Mib::ZERO && u128::from(amount.0) * 100 > u128::from(of.0) * u128::from(percent)
 }

@@ -14,18 +14,19 @@ const HALF_LIFE: f64 = 86_400.0;
 const FIRST: f64 = 64.0;
 /// How much larger each next edge is. An amount is taken for its bucket's edge: too large by 2.5 % at most.
 const RATIO: f64 = 1.025;
-/// Numbers of a history at most. The last edge is beyond 300 GiB; what is larger counts there.
+/// The most buckets of a history. The last edge is beyond 300 GiB; larger amounts count there.
 pub const BUCKETS: usize = 352;
 /// Weights are scaled down before they leave the range in which sums are exact.
 const MOST_HALVINGS: f64 = 64.0;
-/// A checkpoint's largest weight: what is less than a part of it is forgotten.
+/// A checkpoint's largest weight. The checkpoint leaves out weights that round to zero next to it.
 const WHOLE: f64 = 1_000_000.0;
-/// What is exceeded in no more than 1.2 % of all minutes is advised, if nothing larger is sustained. A peak each day that is
-/// too short to count as sustained is always below this, however much the last day counts.
+/// The quantile of the advice, if nothing larger is sustained. The workload exceeds it in no more than 1.2 % of all
+/// minutes. A daily peak that is too short to count as sustained stays within these 1.2 %, however much the last day
+/// counts.
 const USUAL: u32 = 988;
 /// Hours of the day that are to be seen before advice is followed: they have two hours of any working day at least.
 const ENOUGH_HOURS: usize = 18;
-/// What runs at some hours alone is known after two days, in seconds.
+/// A workload that runs at some hours only is known after these two days, in seconds.
 const DAYS: u64 = 2 * 86_400;
 /// Buckets between the first of four days and the last, from which on use grows: a tenth.
 const GROWTH: i16 = 4;
@@ -125,7 +126,8 @@ impl History {
         known.map_or(self.peak, |it| it.min(self.peak))
     }
 
-    /// Of each of the last hours, the last one first: what was used for twelve minutes, and the most that was used.
+    /// For each of the last hours, the last one first: the amount that was used for twelve minutes, and the largest
+    /// amount.
     pub(crate) fn hours(&self) -> impl Iterator<Item = (Option<Mib>, Option<Mib>)> {
         let all = self.hours.iter();
         all.map(|it| (known(it.sustained), known(it.peak)))
@@ -138,7 +140,8 @@ impl History {
         Some(largest?.min(self.peak))
     }
 
-    /// What all but few minutes stayed within, as it was advised at any hour of the last day: weights change with each hour.
+    /// The amount that only few minutes exceed: the present one, or a larger one that was advised within the last day.
+    /// Weights change with each hour.
     pub(crate) fn usual(&self) -> Option<Mib> {
         let day = self.hours.iter().take(DAY);
         let largest = day.filter_map(|it| known(it.usual)).max();
@@ -214,8 +217,8 @@ impl History {
         }
     }
 
-    /// The history that was stored. What is no bucket is left out: a damaged checkpoint costs accuracy, nothing else. One
-    /// that was stored without hours knows its peak as that of the last hour.
+    /// The history that was stored. Invalid buckets are left out: a damaged checkpoint costs accuracy, nothing else. In
+    /// a checkpoint without hours, the peak counts as the peak of the last hour.
     #[must_use]
     pub fn of(checkpoint: &Checkpoint) -> Self {
         let known = checkpoint.buckets.iter();

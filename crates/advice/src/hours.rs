@@ -1,4 +1,4 @@
-//! What a workload used in each of the last hours: by this a peak of each day is told from one that came once.
+//! The use of a workload in each of the last hours. It distinguishes a daily peak from a peak that came once.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,7 +20,7 @@ pub(crate) const NONE: i16 = -1;
 /// Buckets of one hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hour {
-    /// What was used for twelve minutes, in the window that ended here and used most.
+    /// The amount that was used for twelve minutes, in the window with the most use that ended here.
     pub(crate) sustained: i16,
     /// The largest sample.
     pub(crate) peak: i16,
@@ -133,7 +133,7 @@ impl Hours {
         days.flatten().collect()
     }
 
-    /// The step is over: what was sustained in it and in the one before.
+    /// Ends the step, and records the use that was sustained in it and in the step before.
     fn close(&mut self) {
         let count = |of: &Counts| of.values().sum::<u32>();
         if count(&self.now) < LEAST {

@@ -1,10 +1,11 @@
-//! What a workload should request of a GPU, from what it has used.
+//! Advice on the request of a workload for a GPU, from its past use.
 //!
-//! A [`History`] has two parts. One is a histogram of the peak of each minute, with buckets that grow by a constant ratio and
-//! weights that decay by half each day, as the Vertical Pod Autoscaler keeps memory of the host
-//! (`vertical-pod-autoscaler/pkg/recommender/util/decaying_histogram.go` of kubernetes/autoscaler). It has at most
-//! [`BUCKETS`] numbers. The other has the peak of each hour of the last eight days, and what was used for twelve minutes
-//! of it. [`advise()`] reads a request and a limit off them, and says what speaks against them.
+//! A [`History`] has two parts. One is a histogram of the peak of each minute, with at most [`BUCKETS`] numbers. Its
+//! buckets grow by a constant ratio, and its weights decay by half each day. The Vertical Pod Autoscaler keeps memory
+//! of the host in this way (`vertical-pod-autoscaler/pkg/recommender/util/decaying_histogram.go` of
+//! kubernetes/autoscaler). The other part is about each hour of the last eight days. It has the hour's peak, and the
+//! amount that was used for twelve minutes of the hour. [`advise()`] computes a request and a limit from both, and
+//! lists the reasons against them.
 //!
 //! The crate reads no clock and knows no Kubernetes: times are arguments, in seconds since 1970.
 //!

@@ -8,7 +8,7 @@ use gpustow_pack::Mib;
 use crate::History;
 use crate::hours::DAY;
 
-/// A peak is told of if it is so much above the amount, in percent.
+/// A peak counts if it is above this percentage of the amount.
 const NOTED_PERCENT: u64 = 120;
 /// Hours that lie so near to each other are of one peak.
 const RUN: usize = 6;
@@ -38,13 +38,13 @@ pub struct Peaks {
 pub enum When {
     /// In the first hour of the history.
     Start,
-    /// Each day at this hour, sustained for so many hours.
+    /// Each day at this hour, sustained for this number of hours.
     Daily(usize, usize),
-    /// Twice, a week apart: on this weekday from Thursday on, at this hour, sustained for so many hours.
+    /// Twice, a week apart: on this weekday, counted from Thursday, at this hour, sustained for this number of hours.
     Weekly(usize, usize, usize),
     /// In the eight days but once, likewise.
     Once(usize, usize, usize),
-    /// In so many hours of so many.
+    /// In the first number of hours, out of the second number.
     Hours(usize, usize),
 }
 

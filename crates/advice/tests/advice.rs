@@ -278,7 +278,7 @@ fn caution_names_the_pattern_that_the_advised_amount_does_not_cover() {
     ] {
         assert_eq!(said(advise_at(&history, GPU, 500)), [expected]);
     }
-    // A short peak is told of for the usual amount, too.
+    // A short peak is reported for the usual amount, too.
     let short = peaking(540, 5, 5, |_| true);
     assert_eq!(
         said(advise(&short, GPU)),

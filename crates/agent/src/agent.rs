@@ -37,7 +37,7 @@ use crate::processes::Processes;
 use crate::sampler::{Sample, Sampler};
 use crate::state::State;
 
-/// Between two questions to the kubelet about what pods hold that did not ask gpustow.
+/// The interval between two requests to the kubelet for devices that pods got from device plugins and claims.
 const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 /// After this long, a claim's device that was not found is looked up again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Events that are kept until the API server takes them.
 const MAX_UNTOLD: usize = 256;
 
-/// What the health endpoints and the loop share.
+/// The state that the health endpoints and the loop share.
 pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// A report was written and samples come in.
@@ -72,7 +72,7 @@ pub(crate) struct Agent {
     clock: Clock,
     notices: Notices,
     give_back: GiveBack,
-    /// What could not be written, to be tried again.
+    /// Notices that the agent could not write. It tries them again.
     untold: VecDeque<Notice>,
     pods: NodePods,
     pods_listed: bool,
@@ -282,7 +282,7 @@ impl Agent {
             .filter_map(|card| Some(card.memory?.total >> 20));
         let amounts = self.node.as_ref().map(|node| &node.amounts);
         let unit = sharers::volcano_unit(amounts, totals.sum());
-        // What is known stays when its plugin has gone.
+        // Volcano's unit stays known when its plugin is gone.
         self.pods.volcano_unit = unit.or(self.pods.volcano_unit);
         let processes = &mut self.processes;
         let condemned = self
@@ -295,7 +295,7 @@ impl Agent {
         }
         let driver = reading.ok().and_then(|reading| reading.driver.as_deref());
         self.shared.metrics.sampled(driver, &self.state, &self.pods);
-        // First what schedulers wait for, then what people read.
+        // Schedulers wait for these writes, so they come before the notices to people.
         if Instant::now() >= self.next_write {
             let written = self.write(now).await;
             self.settle(written);
@@ -303,7 +303,7 @@ impl Agent {
         let mut notices = self
             .notices
             .look(&self.state, &self.pods, &condemned, now.age);
-        // Not by what was true before the writes.
+        // The agent ends processes only by a fresh reading: the writes above may have taken a long time.
         let fresh = sample.at.elapsed() < self.args.period * 2;
         if let (true, true, Ok(reading)) = (self.args.kill_processes, fresh, &sample.reading) {
             self.end_processes(reading, now, &mut notices);
@@ -311,7 +311,7 @@ impl Agent {
         self.tell(notices).await;
     }
 
-    /// Ends what is to end by this reading.
+    /// Ends the processes that are to end by this reading.
     fn end_processes(&mut self, reading: &Reading, now: Now, notices: &mut Vec<Notice>) {
         let processes = &mut self.processes;
         let who = |pid| (processes.who(pid), processes.started(pid));
@@ -346,7 +346,7 @@ impl Agent {
         }
     }
 
-    /// The report, if it is due, and what the node says, if it is wrong.
+    /// Writes the report, if it is due, and corrects the node's capacity, labels and startup taint, if they are wrong.
     async fn write(&mut self, now: Now) -> Result<(), ClusterError> {
         let Some(node) = self.node.clone() else {
             return Ok(());
@@ -384,7 +384,7 @@ impl Agent {
             self.cluster
                 .node(&self.args.resource_name, capacity, &wanted, stale)
                 .await?;
-            // Until the watch says so.
+            // The agent assumes this until the watch shows it.
             let capacity = capacity.or(node.capacity);
             self.node = Some(OwnNode {
                 capacity,
@@ -437,7 +437,7 @@ impl Agent {
         }
     }
 
-    /// Writes these, and before them what the API server did not take the last time.
+    /// Writes these notices, after the notices that the API server did not accept the last time.
     async fn tell(&mut self, notices: Vec<Notice>) {
         let mut due = std::mem::take(&mut self.untold);
         due.extend(notices);
@@ -465,7 +465,7 @@ impl Agent {
                     return Ok(());
                 };
                 self.cluster.confirm(pod, devices).await?;
-                // Until the watch says so.
+                // The agent assumes this until the watch shows it.
                 self.pods.apply(NodePod {
                     confirmed: Some(devices.clone()),
                     ..pod.clone()

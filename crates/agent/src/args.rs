@@ -1,4 +1,4 @@
-//! What an operator may set. Every flag can be set by its environment variable too.
+//! The settings of an operator. Every flag except `--once` and `--output` also has an environment variable.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

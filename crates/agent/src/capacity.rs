@@ -1,5 +1,5 @@
-//! What the node's capacity should say: enough for every pod that its kubelet would judge again when it
-//! starts, and to kube-scheduler no more and no less room than the present cards have.
+//! The GPU memory that the node should have as its capacity. It is enough for every pod that the kubelet judges again
+//! when it starts. With it, kube-scheduler sees exactly the room that the present cards have.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use gpustow_pack::Mib;
 use crate::pods::NodePods;
 use crate::state::MAX_CARD;
 
-/// Cards by UUID, and what pods may hold of each.
+/// Cards by UUID, and the memory of each that pods may hold.
 pub type Cards = BTreeMap<String, Mib>;
 
-/// A report has no more cards, and no card has more memory.
+/// The most memory that one report can have: 256 cards of the largest size.
 const MAX_CAPACITY: Mib = Mib(256 * MAX_CARD.0);
 
-/// The node's capacity: what `cards` hold, and what kubelets and kube-scheduler subtract from it
-/// although it is on none of them. That is what pods were assigned on other cards or beyond a card's
-/// size, from their Binding on, and what pods without an assignment ask for, once their kubelet has
-/// accepted them. No such pod counts for more than all that the node has; but what a kubelet has
-/// accepted is never too much in all, as it would reject it when it starts.
+/// The node's capacity. It is the memory of `cards`, and the memory that kubelets and kube-scheduler subtract although
+/// it is on none of them. A pod's assignment on other cards, or beyond a card's size, counts from its Binding on. The
+/// request of a pod without an assignment counts once its kubelet has accepted the pod. No such pod counts for more
+/// than the memory of the whole node. But the capacity is at least the sum of accepted requests: the kubelet would
+/// otherwise reject these pods when it starts.
 #[must_use]
 pub fn capacity(cards: &Cards, pods: &NodePods) -> Mib {
     let (mut held, mut accepted) = (BTreeMap::<&str, Mib>::new(), Mib::ZERO);
@@ -55,13 +55,13 @@ fn all(cards: &Cards) -> Mib {
 #[derive(Clone, Debug)]
 pub struct Capacity {
     shrink_after: Duration,
-    /// The cards that count; none if it is unknown what the node's capacity came from.
+    /// The cards that count; none if the origin of the node's capacity is unknown.
     cards: Option<Cards>,
     less_since: Option<Duration>,
 }
 
 impl Capacity {
-    /// Fewer cards count once they have been fewer for this long. `before` is what an earlier agent
+    /// Fewer cards count once they have been fewer for `shrink_after`. `before` has the cards that an earlier agent
     /// reported.
     #[must_use]
     pub fn new(shrink_after: Duration, before: Option<Cards>) -> Self {
@@ -72,8 +72,8 @@ impl Capacity {
         }
     }
 
-    /// What to write, if anything: `present` is what the node says now. Before less is written, see
-    /// whether [`Self::now`] says the same of a consistent list of the node's pods.
+    /// The capacity to write, if it must change; `present` is the node's capacity now. Before the caller writes less,
+    /// it must compute [`Self::now`] with a consistent list of the node's pods.
     pub fn decide(
         &mut self,
         cards: &Cards,
@@ -99,7 +99,7 @@ impl Capacity {
         }
     }
 
-    /// What the capacity should be with these pods; none while it is to be left alone.
+    /// The capacity that the node should have with these pods; none while the agent must not change it.
     #[must_use]
     pub fn now(&self, pods: &NodePods) -> Option<Mib> {
         Some(capacity(self.cards.as_ref()?, pods))

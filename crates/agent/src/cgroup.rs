@@ -16,15 +16,15 @@ pub struct Owner {
 /// Reads every form that kubelets, container runtimes and cgroup drivers make; `None` for a
 /// process outside of pods.
 ///
-/// Names are looked for segment by segment, as a reader in a cgroup namespace of its own sees the
-/// path without its beginning. The outermost pod is the host's: what a container that runs
-/// containers puts below it does not matter.
+/// The function looks for names segment by segment: a reader in its own cgroup namespace sees the path without its
+/// beginning. The outermost pod is the host's. Pods that run inside a container have cgroups below it, which do not
+/// matter.
 #[must_use]
 pub fn owner(cgroup: &str) -> Option<Owner> {
     cgroup.lines().find_map(|line| {
         // `0::<path>` or `4:memory:<path>`.
         let path = line.splitn(3, ':').nth(2)?;
-        // containerd told to use the systemd driver by mistake: `<slice>:cri-containerd:<id>`.
+        // `<slice>:cri-containerd:<id>`, where kubelet and containerd use different cgroup drivers by mistake.
         let mut segments = path.split(['/', ':']);
         let pod = segments.find_map(pod_uid)?;
         let container = segments.find_map(container_id).map(Arc::from);
@@ -35,8 +35,9 @@ pub fn owner(cgroup: &str) -> Option<Owner> {
     })
 }
 
-/// Is this the file system of the host's cgroups, version 2, and not what a container sees of its own? The
-/// root of all has no type; where a node is a container itself, its kubelet's cgroups are there.
+/// True if this is the file system of the host's cgroups, version 2, and not a container's view of its own cgroups. The
+/// root of all cgroups lacks the file `cgroup.type`. Where the node is itself a container, the folder has the kubelet's
+/// cgroups.
 #[must_use]
 pub fn is_the_hosts(root: &Path) -> bool {
     let kubelets = || {
@@ -50,7 +51,7 @@ pub fn is_the_hosts(root: &Path) -> bool {
 /// Entries of directories that are looked at for one container or pod.
 const MAX_LOOKED_AT: usize = 50_000;
 
-/// The cgroup of the container with this id: the outermost directory below `root` that bears it.
+/// The cgroup of the container with this id: the outermost directory below `root` with the id in its name.
 #[must_use]
 pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
     look(root, |name| {
@@ -58,7 +59,7 @@ pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
     })
 }
 
-/// The cgroup of the pod whose cgroup bears this name.
+/// The cgroup of the pod whose cgroup has this name.
 #[must_use]
 pub fn find_pod(root: &Path, pod: &str) -> Option<PathBuf> {
     look(root, |name| pod_uid(name).as_deref() == Some(pod))
@@ -82,7 +83,7 @@ fn look(root: &Path, is: impl Fn(&str) -> bool) -> Option<PathBuf> {
             if is(&name) {
                 return Some(entry.path());
             }
-            // What a container puts below itself is not the host's.
+            // Cgroups that a container creates below its own are not the host's.
             if name.split(':').find_map(container_id).is_none() {
                 next.push_back(entry.path());
             }

@@ -1,6 +1,6 @@
-//! What pods hold of cards that they did not get from gpustow, but from NVIDIA's device plugin or a driver of
-//! dynamic resource allocation (DRA). Such a pod does not know of ours, so its card takes none of them, unless its
-//! claim says how much memory it consumes.
+//! Cards that pods did not get from gpustow, but from NVIDIA's device plugin or a driver of dynamic resource allocation
+//! (DRA). These components do not know of gpustow's pods, so the card does not get any of them. The exception is a
+//! claim that states how much memory it consumes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,21 +18,21 @@ const MAX_CLAIMS: usize = 256;
 /// A device that a pod holds, by whatever it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// Who holds it, and through what.
+    /// The pod that holds it, and the way of allocation.
     pub by: HeldBy,
     /// Texts of which one may be the UUID of the card, the surest first.
     pub uuids: Vec<String>,
-    /// Which claim's it is, and what its driver calls it, if it is a claim's.
+    /// The claim to which it belongs, and the driver's name for it; none for a device of a plugin.
     pub claimed: Option<(ClaimName, Device)>,
 }
 
 /// Namespace and name of a claim.
 pub type ClaimName = (String, String);
 
-/// What claims consume of each device, as far as it is known.
+/// The consumption of each claim on each device, as far as it is known.
 pub type Claims = HashMap<ClaimName, HashMap<Device, Consumed>>;
 
-/// What others hold of a card.
+/// The holders of a card that did not get it from gpustow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Who holds all of it.
@@ -42,14 +42,14 @@ pub struct Held {
 }
 
 impl Held {
-    /// What the claims hold together.
+    /// The memory that the claims hold together.
     #[must_use]
     pub fn claimed(&self) -> Mib {
         self.claims.iter().map(|it| Mib(it.held_mib)).sum()
     }
 }
 
-/// What drivers publish of their devices: the UUIDs of a device and of what it is a part of.
+/// The published data of drivers: the UUIDs of each device and of its parent.
 #[derive(Clone, Debug, Default)]
 pub struct Slices {
     uuids: HashMap<Device, Vec<String>>,
@@ -73,9 +73,9 @@ impl Slices {
     }
 }
 
-/// What is held of `cards`, by their UUIDs. A device of NVIDIA's driver that cannot be told is every card of the node; one
-/// of any other driver that is none of the cards is none of our business. A claim that does not say how much memory it
-/// consumes holds the whole card, and so does one of a part of a card.
+/// The holders of `cards`, by their UUIDs. If a device of NVIDIA's driver cannot be identified, it counts as every card
+/// of the node. A device of another driver that is none of the cards does not count. A claim that does not state how
+/// much memory it consumes holds the whole card. So does a claim for a part of a card.
 #[must_use]
 pub fn held(
     holdings: &[Holding],

@@ -10,19 +10,19 @@ use tokio::time::Instant;
 pub struct Now {
     /// How long the agent had run: by the monotonic clock.
     pub age: Duration,
-    /// What the host's clock said, for people and for the next agent on this node.
+    /// The time of the host's clock, for people and for the next agent on this node.
     pub wall: Timestamp,
 }
 
 impl Now {
-    /// How long ago the host's clock said `then`; nothing if that is yet to come.
+    /// The time since `then` by the host's clock; zero if `then` is in the future.
     #[must_use]
     pub fn since(&self, then: Timestamp) -> Duration {
         Duration::try_from(self.wall.duration_since(then)).unwrap_or_default()
     }
 }
 
-/// Tells the time of one life.
+/// The clock of one life of the agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     began: Instant,

@@ -1,4 +1,4 @@
-//! What the agent writes to the API server, and the little that it reads of its own Node.
+//! The agent's requests to the API server, and the few fields that it keeps of its own Node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -28,7 +28,7 @@ use crate::pods::{NodePod, NodePods};
 /// Bound on every request. Whatever failed is tried again with the next sample.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The API server did not do what it was asked for.
+/// A request to the API server failed.
 #[derive(Debug, Error)]
 pub enum ClusterError {
     /// It refused, or could not be reached.
@@ -50,14 +50,14 @@ impl ClusterError {
     }
 }
 
-/// What matters of the Node object.
+/// The part of the Node object that the agent needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnNode {
     /// Its owner reference for objects of its own.
     pub owner: Option<OwnerReference>,
     /// Its capacity of GPU memory, if it has that at all.
     pub capacity: Option<Mib>,
-    /// The same as its kubelet has told kube-scheduler.
+    /// Its allocatable GPU memory, which the kubelet reports to kube-scheduler.
     pub allocatable: Option<Mib>,
     /// Its capacity of everything.
     pub amounts: BTreeMap<String, Quantity>,
@@ -100,7 +100,7 @@ impl OwnNode {
     }
 }
 
-/// The labels that the node should bear.
+/// The labels that the node should have.
 #[must_use]
 pub fn labels(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
@@ -191,7 +191,7 @@ impl Cluster {
         let api = Api::<GpuNode>::all(self.client.clone());
         match bounded(api.get_opt(&self.node)).await {
             Ok(node) => Ok(node.and_then(|node| node.status)),
-            // One of another schema tells this agent nothing, and is written again.
+            // The agent cannot use a report of another schema, and writes it again.
             Err(ClusterError::Api(kube::Error::SerdeError(error))) => {
                 tracing::warn!(%error, "this node's GpuNode cannot be read; starting without it");
                 Ok(None)
@@ -214,7 +214,7 @@ impl Cluster {
         Ok(NodePods::new(reduced))
     }
 
-    /// What drivers of dynamic resource allocation publish of this node's devices.
+    /// The published data of drivers of dynamic resource allocation about this node's devices.
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be read.
@@ -228,7 +228,7 @@ impl Cluster {
         Ok(Slices::of(slices.unwrap_or_default()))
     }
 
-    /// What a claim consumes of its devices.
+    /// The consumption of a claim on each of its devices.
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be read.
@@ -281,8 +281,7 @@ impl Cluster {
             .await
     }
 
-    /// Writes the node's capacity, if given, and its labels; those that it should not bear any more
-    /// are in `stale`.
+    /// Writes the node's capacity, if given, and its labels, and removes the labels in `stale`.
     ///
     /// # Errors
     /// [`ClusterError`] if they cannot be written.
@@ -328,7 +327,7 @@ impl Cluster {
     /// Writes on which devices the pod was seen.
     ///
     /// # Errors
-    /// [`ClusterError`] if it cannot be written, for example because another pod bears the name now.
+    /// [`ClusterError`] if it cannot be written, for example because another pod has the name now.
     pub async fn confirm(&self, pod: &NodePod, devices: &str) -> Result<(), ClusterError> {
         let patch = json!({ "metadata": {
             "uid": &*pod.facts.uid,
@@ -340,7 +339,7 @@ impl Cluster {
             .await
     }
 
-    /// Tells users something about the pod.
+    /// Writes an Event about the pod for its users.
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be written.
@@ -363,7 +362,7 @@ impl Cluster {
         bounded(self.recorder.publish(&event, &reference)).await
     }
 
-    /// Tells the node's administrators something about it.
+    /// Writes a warning Event about the node for its administrators.
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be written.

@@ -18,16 +18,16 @@ use crate::instances::Unmade;
 pub use limits::{Ask, Group, Limit, Wanted};
 pub use nvml::NvmlDevices;
 
-/// What one look at the cards showed.
+/// The result of one look at the cards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reading {
-    /// Driver version, if it says.
+    /// Driver version, if the driver reports it.
     pub driver: Option<String>,
-    /// Cards and MIG instances in NVML's order. A card that is divided is among them only if the agent makes instances on
-    /// it, and those that it made are not.
+    /// Cards and MIG instances in NVML's order. A divided card is among them only if the agent makes instances on it.
+    /// The instances that the agent made are not among them.
     pub cards: Vec<Card>,
-    /// What has gone wrong since the last look.
+    /// Faults since the last look.
     pub faults: Vec<Fault>,
     /// Pods whose MIG instances could not be made.
     #[serde(skip)]
@@ -47,13 +47,13 @@ pub struct Card {
     pub index: u32,
     /// Model name.
     pub model: String,
-    /// What is known of where and what it is.
+    /// Its place in the machine and its kind, as far as they are known.
     pub place: Place,
-    /// Its memory; none if it does not tell.
+    /// Its memory; none if the card does not report it.
     pub memory: Option<Memory>,
     /// Per cent of time in which a kernel ran.
     pub utilization: Option<u32>,
-    /// Who uses it; none if it does not tell.
+    /// The processes that use it; none if the card does not report them.
     pub processes: Option<Vec<Process>>,
     /// Why it does not answer, if so.
     pub failure: Option<String>,
@@ -73,9 +73,9 @@ pub struct Card {
 pub struct Memory {
     /// All of it.
     pub total: u64,
-    /// What the driver keeps for itself.
+    /// Memory that the driver keeps for itself.
     pub reserved: u64,
-    /// What is in use beyond that.
+    /// Memory in use, apart from the driver's reserve.
     pub used: u64,
 }
 
@@ -85,9 +85,9 @@ pub struct Memory {
 pub struct Process {
     /// Its id on the host.
     pub pid: u32,
-    /// Bytes; none if the driver cannot tell.
+    /// Bytes; none if the driver does not report them.
     pub used: Option<u64>,
-    /// It has done something there since the last look; none if the driver cannot tell.
+    /// It has done something there since the last look; none if the driver does not report that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy: Option<bool>,
     /// It is a client of MPS, whose end can take other clients with it.
@@ -100,11 +100,11 @@ pub struct Process {
 pub struct Fault {
     /// Its UUID; that of the whole card for a MIG instance's.
     pub uuid: String,
-    /// What it was.
+    /// The kind of fault.
     pub kind: FaultKind,
 }
 
-/// What went wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FaultKind {
     /// NVIDIA's error of this number.
@@ -121,7 +121,7 @@ pub enum DeviceError {
         "cannot load {library}: {problem}; is this a GPU node, and does the container get the driver's libraries?"
     )]
     Library {
-        /// What was to be loaded.
+        /// The library that the agent tried to load.
         library: String,
         /// Why it was not.
         problem: String,
@@ -132,7 +132,7 @@ pub enum DeviceError {
     /// The driver does not answer.
     #[error("the NVIDIA driver does not answer: {0}")]
     Driver(String),
-    /// The driver tells this process a limit instead of the card's size.
+    /// The driver shows this process a limit instead of the card's size.
     #[error(
         "this agent is under a limit of GPU memory, {0}: run it without one, or the driver shows it the limit instead of the card"
     )]
@@ -140,7 +140,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// What it is for the node.
+    /// The fault of the node that this error means.
     #[must_use]
     pub fn fault(&self) -> NodeFault {
         match self {
@@ -160,8 +160,8 @@ impl DeviceError {
 
 /// A source that knows the cards. Calls may block: keep them off the event loop.
 pub trait Devices: Send {
-    /// Looks again and again, and hands every reading to `each`, which decides on the pause. Ends
-    /// well when `each` says so, or when looking from scratch is better.
+    /// Reads the cards again and again, and hands every reading to `each`, which decides on the pause. Returns without
+    /// an error when `each` breaks, or when a fresh start is better.
     ///
     /// # Errors
     /// [`DeviceError`] if there is nothing to be seen any more.
@@ -174,13 +174,13 @@ pub trait Devices: Send {
 /// Paths through PCIe and the host in `nvidia-smi topo`'s words, nearest first.
 const LEVELS: [&str; 5] = ["PIX", "PXB", "PHB", "NODE", "SYS"];
 
-/// What connects a card to another one.
+/// The connection of a card to another one.
 struct Path {
     /// The other's index.
     gpu: u32,
     /// NVLinks between the two.
     nvlinks: usize,
-    /// The path beside them, one of [`LEVELS`].
+    /// The path through PCIe and the host, one of [`LEVELS`].
     level: &'static str,
 }
 

@@ -29,18 +29,18 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct Target {
     /// Its pod's UID.
     pub uid: Arc<str>,
-    /// The name that its pod's cgroup bears, and its container's id.
+    /// The name of its pod's cgroup, and its container's id.
     pub owner: Owner,
     /// Its id on the host.
     pub pid: u32,
     /// When it started, in the kernel's ticks.
     pub started: u64,
-    /// What it is, what it uses, and for which pod it ends.
+    /// The text of the Event: the process, its use, and the pod for which it ends.
     pub note: String,
 }
 
 impl Target {
-    /// What its pod is told where the system does not let it end.
+    /// The text of its pod's Event where the system does not let the agent end it.
     #[must_use]
     pub fn not_ended(&self, error: &std::io::Error) -> String {
         format!(
@@ -51,7 +51,7 @@ impl Target {
     }
 }
 
-/// What was done already.
+/// The demands that were met, and the processes that were ended.
 #[derive(Debug)]
 pub struct GiveBack {
     /// The most processes that end in a minute.
@@ -63,7 +63,7 @@ pub struct GiveBack {
 }
 
 impl GiveBack {
-    /// At most so many processes a minute.
+    /// At most `rate` processes a minute.
     #[must_use]
     pub fn new(rate: usize) -> Self {
         Self {
@@ -73,8 +73,9 @@ impl GiveBack {
         }
     }
 
-    /// The processes that are to end by this reading, which `state` has just taken in: of each pod that is
-    /// over its request on a card, the largest until it is within. `who` also says when a process started.
+    /// The processes that are to end by this reading, which `state` has just taken in. If a pod with a demand exceeds
+    /// its request on a card, its largest processes end until it is within the request. `who` also returns the start
+    /// time of a process.
     pub fn decide(
         &mut self,
         reading: &Reading,

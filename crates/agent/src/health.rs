@@ -1,4 +1,4 @@
-//! Which cards take no new pods because they have failed, and when they do again.
+//! Failed cards, which do not get new pods, and the time when they get pods again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
 
-/// What a card has.
+/// The failure of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Illness {
     /// In words.
@@ -40,7 +40,7 @@ impl Health {
         }
     }
 
-    /// Takes up what an earlier agent reported: a restart cures no card.
+    /// Takes over the failures that an earlier agent reported: a restart does not cure a card.
     pub fn resume(&mut self, status: &GpuNodeStatus, now: Now) {
         for gpu in &status.gpus {
             if let (Some(failed), Some(reason)) = (&gpu.failed, &gpu.reason) {
@@ -77,7 +77,7 @@ impl Health {
         self.ill.insert(uuid.to_owned(), illness);
     }
 
-    /// What the card has, or the card of which it is an instance.
+    /// The failure of the card, or of the card of which it is an instance.
     #[must_use]
     pub fn of(&self, uuid: &str, parent: Option<&str>, now: Now) -> Option<&Illness> {
         let illness = self.ill.get(uuid).or_else(|| self.ill.get(parent?))?;

@@ -1,5 +1,5 @@
-//! What pods used of their cards in the last half hour, since when they have done nothing there, and the peak of each
-//! container since the last report. It is kept in memory, in coarse steps. No I/O.
+//! The use of cards by pods: the most in the last half hour, and the start of idle time. For containers, it is the peak
+//! since the last report. The agent keeps the use in memory, in coarse steps. No I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use k8s_openapi::jiff::Timestamp;
 use crate::clock::Now;
 use crate::pods::NodePods;
 
-/// How far back the most of what a pod used is looked for.
+/// The time over which the agent looks for the most memory that a pod used.
 pub const WINDOW: Duration = Duration::from_secs(30 * 60);
-/// What was used is remembered in steps of this length.
+/// The agent remembers use in steps of this length.
 const STEP: Duration = Duration::from_secs(5 * 60);
-/// Memory has settled that stays the same for so long.
+/// Memory has settled once it stays constant for this long.
 const SETTLED_AFTER: Duration = Duration::from_secs(15);
-/// A hundredth of what a pod holds more or less is the same.
+/// Memory counts as constant while it changes by at most a hundredth of the memory that the pod holds.
 const SAME: u64 = 100;
 
 /// A pod on a card.
@@ -32,7 +32,7 @@ struct Used {
     settled_at: Option<Timestamp>,
 }
 
-/// What all pods of the node used.
+/// The memory that all pods of the node used.
 #[derive(Debug, Default)]
 pub struct History {
     known: BTreeMap<(String, Arc<str>), Used>,
@@ -41,7 +41,7 @@ pub struct History {
 }
 
 impl History {
-    /// Goes on from what an earlier agent reported, if that is not too long ago.
+    /// Goes on from the report of an earlier agent, if that is not too old.
     #[must_use]
     pub fn resumed(status: Option<&GpuNodeStatus>, now: Now) -> Self {
         let written = |status: &&GpuNodeStatus| {
@@ -92,8 +92,9 @@ impl History {
         (most.unwrap_or(used), known.idle_since)
     }
 
-    /// When the memory settled of a pod that starts, holds so much of a card and uses so much of that now: it stayed the same
-    /// for a while. Less than three quarters is no server's memory yet: it may be compiling.
+    /// The time when the memory of a starting pod settled; `used` and `held` are its memory on a card now. Memory
+    /// settles once it stays constant for a while. With less than three quarters of `held` in use, a server may still
+    /// be compiling.
     pub fn settles(
         &mut self,
         uuid: &str,

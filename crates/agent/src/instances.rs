@@ -1,8 +1,8 @@
 //! MIG instances that the agent makes for pods, and ends after them.
 //!
-//! The agent notes each instance in a file before it makes it, one file for each pod. So an agent that starts again can tell
-//! its own instances from those of others, which it never changes. A pod's container finds its instance by a CDI
-//! specification with the pod's UID in its name. The specification exists only while the instance does.
+//! The agent notes each instance in a file before it makes it, one file for each pod. So an agent that starts again can
+//! distinguish its own instances from instances of others, which it never changes. A pod's container finds its instance
+//! by a CDI specification with the pod's UID in its name. The specification exists only while the instance does.
 
 mod cdi;
 
@@ -23,7 +23,7 @@ use crate::pods::{NodePod, NodePods};
 /// The API server refuses more for a profile.
 const MAX_MIB: u32 = 16_777_216;
 
-/// What the agent makes, once it knows the node's pods.
+/// The instances that the agent makes, once it knows the node's pods.
 #[derive(Clone, Debug)]
 pub struct Makes {
     /// Where it writes.
@@ -85,7 +85,7 @@ pub enum Problem {
     /// A file cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, String),
-    /// The slices are those of an instance that is not the pod's.
+    /// The slices belong to an instance that is not the pod's.
     #[error("another instance has its slices")]
     Others,
     /// Nothing can be made there.
@@ -94,7 +94,7 @@ pub enum Problem {
     /// The kernel names no device for it.
     #[error("{0} does not name its device: is MIG on, and the driver loaded?")]
     NoDevice(PathBuf),
-    /// Nothing says what a container needs beside the device.
+    /// No CDI file lists the needs of a container apart from the device.
     #[error(
         "no file in {0} has CDI's kind nvidia.com/gpu: run nvidia-ctk cdi generate --device-id=none on the node, as in docs/compute-share.md"
     )]
@@ -116,21 +116,21 @@ pub struct Found {
     pub whole: bool,
 }
 
-/// What the driver shows of a GPU in MIG mode.
+/// The driver's view of a GPU in MIG mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// The profiles that pods may get.
     pub profiles: Vec<Profile>,
-    /// All instances, those of others included, by their first slices.
+    /// All instances by their first slices, including instances of others.
     pub instances: Vec<Found>,
 }
 
 /// Who makes instances on one GPU.
 pub trait Driver {
-    /// What is there now.
+    /// The profiles and the instances that are there now.
     ///
     /// # Errors
-    /// [`MakeError`] if the driver does not say.
+    /// [`MakeError`] if the driver does not list them.
     fn shown(&self) -> Result<Shown, MakeError>;
     /// Makes a GPU instance.
     ///
@@ -149,7 +149,7 @@ pub trait Driver {
     fn end(&self, instance: &Found) -> Result<(), MakeError>;
 }
 
-/// What is written down of an instance that the agent makes.
+/// The agent's note about an instance that it makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -169,7 +169,7 @@ impl Record {
     }
 }
 
-/// Where the agent keeps what it made.
+/// The folders by which the agent makes instances and keeps track of them.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Its own notes.
@@ -193,23 +193,23 @@ pub struct Card<'a> {
 /// A pod whose instance its container cannot find yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmade {
-    /// The pod and what it must have.
+    /// The pod and the instance that it must have.
     pub order: Order,
     /// Why it is not there.
     pub problem: String,
 }
 
-/// What has come of [`reconcile`].
+/// The result of [`reconcile`].
 #[derive(Debug, Default)]
 pub struct Reconciled {
-    /// What each card has now, or why it does not say.
+    /// The instances and profiles of each card now, or the reason why they are unknown.
     pub cards: Vec<Result<OnDemand, String>>,
     /// The pods that must wait.
     pub unmade: Vec<Unmade>,
 }
 
-/// Makes what pods of the node must have on these cards and ends what no pod has any more. `lives` says whether a pod's
-/// containers may still run. While the pods are not known, it only looks.
+/// Makes the instances that pods of the node must have on these cards, and ends its own instances without a pod.
+/// `lives` is true if a pod's containers may still run. While the pods are not known, it only looks.
 pub fn reconcile(
     places: &Places,
     cards: &[Card<'_>],
@@ -316,7 +316,7 @@ impl Places {
         self.records.join(format!("{uid}.json"))
     }
 
-    /// What was written down, by pods' UIDs.
+    /// The notes in the files, by pods' UIDs.
     fn records(&self) -> Result<BTreeMap<String, Record>, Problem> {
         let bad = |path: &Path, error: &dyn std::fmt::Display| {
             Problem::File(path.to_owned(), error.to_string())
@@ -375,7 +375,7 @@ impl Places {
                 self.note(uid, &record)?;
                 let (profile, start) = (&order.instance.profile, order.instance.start);
                 if let Err(error) = card.driver.make(profile, start) {
-                    // What lies there later is not the agent's.
+                    // An instance that lies there later is not the agent's.
                     self.forget(uid, records)?;
                     return Err(error.into());
                 }

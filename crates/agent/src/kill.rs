@@ -14,12 +14,12 @@ use crate::processes::started;
 /// How the programs of NVIDIA's MPS are called: their end is that of all their clients.
 const MPS: &str = "nvidia-cuda-mps";
 
-/// A process that was told to end.
+/// A process to which the agent has sent SIGTERM.
 #[derive(Debug)]
 pub struct Ending(OwnedFd);
 
-/// Tells a process to end if it still is what was decided on; nothing if it is gone or another one.
-/// `proc` is this process's own `/proc`.
+/// Sends SIGTERM to the process, if it still is the `target`. Returns none if it is gone or another one. `proc` is this
+/// process's own `/proc`.
 ///
 /// # Errors
 /// If the system does not let it, for want of CAP_KILL for example.

@@ -1,6 +1,6 @@
-//! The node agent: reads the cards of one node and tells the cluster whose memory is whose. What
-//! is decided is decided in [`state`], [`shares`], [`health`], [`capacity`] and [`notices`], without
-//! I/O; which pod goes where is none of its business.
+//! The node agent: it reads the cards of one node and reports to the cluster which pod uses which memory. The modules
+//! [`state`], [`shares`], [`health`], [`capacity`] and [`notices`] decide, without I/O. The agent does not decide where
+//! pods go.
 
 mod agent;
 pub mod args;
@@ -104,7 +104,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// What an agent does, but for reading the cards and telling of its health.
+/// The work of an agent, except for reading the cards and serving its health.
 pub struct Work {
     args: Args,
     client: Client,
@@ -130,7 +130,7 @@ impl Work {
         })
     }
 
-    /// Tells the cluster what these samples show, for good.
+    /// Reports these samples to the cluster, without end.
     pub async fn run(self, sampler: &Sampler) {
         let cluster = Cluster::new(self.client, &self.node);
         let before = loop {

@@ -1,12 +1,12 @@
-//! Whether this very process is under a limit of GPU memory: then the driver (615 and later) tells it
-//! the limit instead of the card's size, and nothing that it tells may be reported.
+//! Finds out whether this process itself is under a limit of GPU memory. Then the driver (615 and later) shows it the
+//! limit instead of the card's size. The agent must not report figures of such a driver.
 
 use std::path::Path;
 
-/// What NVIDIA's container toolkit (1.20.1 and later) makes a limit of.
+/// The variables from which NVIDIA's container toolkit (1.20.1 and later) makes a limit.
 const VARIABLES: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"];
 
-/// What limits this process, if anything does.
+/// The cause of this process's limit, in words; none without a limit.
 pub(crate) fn own_limit() -> Option<String> {
     let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     limit(
@@ -16,7 +16,7 @@ pub(crate) fn own_limit() -> Option<String> {
     )
 }
 
-/// The same for a process with these variables and this `/proc/PID/cgroup`, below `root`.
+/// As above, for a process with these variables and this `/proc/PID/cgroup`, below `root`.
 fn limit(is_set: impl Fn(&str) -> bool, root: &Path, cgroup: &str) -> Option<String> {
     if let Some(name) = VARIABLES.into_iter().find(|name| is_set(name)) {
         return Some(format!("its environment has {name}"));

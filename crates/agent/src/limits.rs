@@ -1,5 +1,5 @@
-//! Whether the driver holds containers to their limits: where it would, by what is known of node and card, and
-//! where it does, by what it says of each container. No I/O.
+//! Decides whether the driver holds containers to their limits. The facts of node and card show where it could, and its
+//! answers about containers show where it does. No I/O.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use gpustow_pack::Mib;
 use crate::devices::{Ask, Card, Group, Limit};
 use crate::pods::{NodePod, NodePods};
 
-/// What a node has beside its driver.
+/// The means of a node to limit memory, in addition to its driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Means {
     /// Its container toolkit sets limits, by the operator's word.
@@ -33,13 +33,13 @@ pub struct Limited {
     pub container: Arc<str>,
     /// The card.
     pub uuid: String,
-    /// What it should be held to.
+    /// The limit that it should have.
     pub limit: Mib,
-    /// What it is held to.
+    /// The limit that it has.
     pub found: Option<Mib>,
 }
 
-/// The driver sees to what the pod's containers may use, and where they are.
+/// The assignment of a pod whose containers the driver must limit.
 fn by_driver(pod: &NodePod) -> Option<&Assignment> {
     let facts = &pod.facts;
     let request = facts.asks.request()?;
@@ -78,8 +78,8 @@ fn of_pod(pod: &NodePod) -> Vec<Limited> {
     on_cards.collect()
 }
 
-/// What the pod's containers may use together of each of its cards, where all of those are to have a limit there. Where one
-/// may use the whole card, so may all.
+/// For each card, the sum of the limits of the pod's containers there, if all of them are to have one. Where one may
+/// use the whole card, all may.
 fn of_slice(pod: &NodePod) -> Vec<Ask> {
     let facts = &pod.facts;
     let Some(assignment) = by_driver(pod).filter(|_| !facts.released) else {
@@ -108,24 +108,24 @@ fn of_slice(pod: &NodePod) -> Vec<Ask> {
 /// A limit that follows its pod's annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// The container and what it is held to now.
+    /// The container with its present limit.
     pub now: Limited,
-    /// What it was held to at the look before.
+    /// Its limit at the look before.
     pub before: Mib,
 }
 
-/// What was seen of limits since the agent started.
+/// The limits that the agent has seen since its start.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     means: Means,
     limited: Vec<Limited>,
-    /// Those that may use the whole card: a limit that was set before is raised.
+    /// Containers that may use the whole card. The agent raises limits that were set before, where it sets limits.
     whole: Vec<Limited>,
-    /// What the last look showed to have another limit than at the look before.
+    /// Containers whose limit changed between the last two looks.
     moved: Vec<Moved>,
-    /// The agent is to set these, beside the containers' own.
+    /// Limits of pods, which the agent sets in addition to the containers' own.
     slices: Vec<Ask>,
-    /// Those of which the driver said nothing.
+    /// Containers for which there was no answer of the driver.
     unread: Vec<Limited>,
     /// A container ran without its limit, and none has been seen to have one since.
     doubted: bool,
@@ -141,7 +141,7 @@ impl Seen {
         }
     }
 
-    /// Takes in what the driver said of the containers that run and are to have a limit.
+    /// Takes in the driver's answers about the containers that run and are to have a limit.
     pub fn read(&mut self, pods: &NodePods, told: &[Limit]) {
         let mut before = std::mem::take(&mut self.limited);
         before.append(&mut self.whole);
@@ -178,7 +178,7 @@ impl Seen {
         }
     }
 
-    /// What the driver is to be asked with the next look.
+    /// The limits to read or to set with the next look.
     #[must_use]
     pub fn asks(&self) -> Vec<Ask> {
         let whole = self.whole.iter().filter(|_| self.means.agent);

@@ -1,4 +1,4 @@
-//! `gpustow-agent`: tells gpustow what NVML shows of one node's GPUs.
+//! `gpustow-agent`: reports the state of one node's GPUs, as NVML shows it, to gpustow.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! What Prometheus sees of the agent. Series of cards and pods are made at the scrape from what is
-//! there: a pod that is gone leaves none behind.
+//! The agent's metrics for Prometheus. The agent makes the series of cards and pods at the scrape, from the last
+//! sample. So a pod that is gone does not leave a series behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,7 +73,7 @@ pub struct Metrics {
     pub last_publish: Gauge,
     /// Writes to the API server that failed.
     pub write_errors: IntCounter,
-    /// Processes that were told to end.
+    /// Processes to which the agent sent SIGTERM.
     pub killed: IntCounter,
     xids: IntCounterVec,
     snapshot: Mutex<Arc<Snapshot>>,
@@ -147,7 +147,7 @@ impl Metrics {
         self.last_publish.set(now.wall.as_duration().as_secs_f64());
     }
 
-    /// Remembers what the next scrapes show.
+    /// Keeps the data that the next scrapes show.
     pub fn sampled(&self, driver: Option<&str>, state: &State, pods: &NodePods) {
         let cards: Vec<Seen> = state.cards().cloned().collect();
         let shares = cards.iter().flat_map(|seen| shares(seen, pods)).collect();

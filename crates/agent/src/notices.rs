@@ -1,4 +1,4 @@
-//! What users are told about their pods: on which cards they were really seen, and what is wrong.
+//! Notices to users about their pods: the cards where the agent really saw them, and their problems.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::instances::Unmade;
 use crate::pods::{NodePod, NodePods};
 use crate::state::State;
 
-/// A pod that keeps using too much is told again after this long.
+/// The agent repeats a notice after this long, if the problem lasts.
 const AGAIN: Duration = Duration::from_secs(600);
 
 /// A MIG instance may take so long: another pod's may have to end first.
@@ -60,7 +60,7 @@ pub enum Notice {
     },
 }
 
-/// What a look sees, and the notices that come of it.
+/// The data that a look sees, and the notices that follow from it.
 struct Look<'a> {
     state: &'a State,
     pods: &'a NodePods,
@@ -68,15 +68,15 @@ struct Look<'a> {
     notices: Vec<Notice>,
 }
 
-/// What was told already.
+/// The record of earlier notices, and of the observations behind them.
 #[derive(Debug, Default)]
 pub struct Notices {
     silent_after: Duration,
     /// Ages are the agent's.
     told: HashMap<(Arc<str>, String), Duration>,
-    /// By UUID and reason: cards of which the node was told that they failed.
+    /// By UUID and reason: failed cards about which the node got an Event.
     failed: HashMap<(String, String), Duration>,
-    /// When the node was last told that none of its cards can be read, and why.
+    /// The reason and the time of the last notice that none of the node's cards can be read.
     node_failed: Option<(NodeFault, Duration)>,
     seen_on: HashMap<Arc<str>, BTreeSet<String>>,
     active: HashSet<(Arc<str>, Arc<str>)>,
@@ -96,7 +96,7 @@ impl Notices {
         }
     }
 
-    /// What there is to say now. `condemned` are the cards that have just failed.
+    /// The notices that are due now. `condemned` has the cards that have just failed.
     pub fn look(
         &mut self,
         state: &State,
@@ -149,7 +149,7 @@ impl Notices {
         self.once(look, pod, "NoGpuAssignment", "", note);
     }
 
-    /// Tells the node that none of its GPUs can be read: once, and again while it lasts.
+    /// Warns, on the node, that none of its GPUs can be read: once, and again while the fault lasts.
     fn node_failed(&mut self, look: &mut Look<'_>) {
         let Some(error) = look.state.error() else {
             self.node_failed = self.node_failed.filter(|(_, at)| is_recent(*at, look.now));
@@ -171,8 +171,8 @@ impl Notices {
         });
     }
 
-    /// Tells the node of the cards that have just failed, each reason of a card once in a while. Those
-    /// that are told of now, each with a sentence.
+    /// Warns, on the node, of the cards that have just failed, each reason of a card once in a while. Returns the cards
+    /// in these warnings, each with a sentence.
     fn failed(&mut self, look: &mut Look<'_>, condemned: &[String]) -> Vec<(String, String)> {
         let mut told = Vec::new();
         self.failed.retain(|_, at| is_recent(*at, look.now));
@@ -208,7 +208,7 @@ impl Notices {
         told
     }
 
-    /// The other holder came later: what gave it the card does not know of gpustow.
+    /// The other holder came later: the component that gave it the card does not know of gpustow.
     fn shared(&mut self, look: &mut Look<'_>, pod: &NodePod) {
         for gpu in look.state.cards().map(|seen| &seen.gpu) {
             if let Some(by) = gpu
@@ -244,7 +244,7 @@ impl Notices {
         }
     }
 
-    /// A program that finds no daemon of MPS has no limits, and does not say so.
+    /// A program that does not find a daemon of MPS runs without limits, and does not report that.
     fn past_mps(&mut self, look: &mut Look<'_>, pod: &NodePod) {
         let uid = &pod.facts.uid;
         let cards = look.state.cards();
@@ -258,7 +258,7 @@ impl Notices {
         }
     }
 
-    /// The kubelet says of a container without its instance only that a device is missing.
+    /// For a container without its instance, the kubelet only reports that a device is missing.
     fn unmade(&mut self, look: &mut Look<'_>) {
         let waits = |uid: &Arc<str>| look.state.unmade().iter().any(|it| it.order.uid == *uid);
         self.unmade.retain(|uid, _| waits(uid));
@@ -307,7 +307,7 @@ impl Notices {
         all.extend(on);
         let mut devices = String::new();
         for uuid in all.iter().filter(|uuid| !uuid.is_empty()) {
-            // What the admission policy takes.
+            // The admission policy refuses longer texts.
             if devices.len() + uuid.len() >= MAX_CONFIRMED {
                 break;
             }

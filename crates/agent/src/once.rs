@@ -1,4 +1,4 @@
-//! `--once`: what the agent sees, without a cluster.
+//! `--once`: the agent's view of the cards, without a cluster.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;

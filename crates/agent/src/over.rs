@@ -17,11 +17,11 @@ pub struct OverUse {
     pub pod: String,
     /// The card.
     pub uuid: String,
-    /// What it uses.
+    /// The memory that it uses.
     pub used: Mib,
-    /// What it asked for.
+    /// The memory that it requested.
     pub assigned: Mib,
-    /// What it may use.
+    /// The memory that it may use.
     pub allowed: Mib,
 }
 
@@ -34,7 +34,7 @@ impl State {
                 let (used, assigned) = (Mib(share.used_mib), pod.assigned(&seen.gpu.uuid));
                 let allowed = pod.allowed(&seen.gpu.uuid);
                 let watched = pod.enforce != Enforce::None;
-                // Zero: a card that is not its own, which is told otherwise.
+                // Zero: the card is not the pod's own, and another notice reports that.
                 (watched && assigned > Mib::ZERO && used > allowed).then(|| OverUse {
                     uid: pod.facts.uid.clone(),
                     pod: format!("{}/{}", pod.facts.namespace, pod.facts.name),

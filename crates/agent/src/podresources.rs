@@ -19,10 +19,10 @@ use crate::claims::Holding;
 
 const LIST: &str = "/v1.PodResourcesLister/List";
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Far above what the pods of one node can fill.
+/// Far more bytes than the pods of one node can fill.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// The kubelet does not say.
+/// The kubelet does not list the devices.
 #[derive(Debug, Error)]
 pub enum PodResourcesError {
     /// There is no socket.
@@ -31,10 +31,10 @@ pub enum PodResourcesError {
     /// Its socket cannot be reached.
     #[error("{0}")]
     Socket(#[from] tonic::transport::Error),
-    /// It says no, or what it says is not the answer.
+    /// It refuses, or its reply is not a valid answer.
     #[error("{0}")]
     Answer(#[from] tonic::Status),
-    /// It says nothing.
+    /// It does not answer in time.
     #[error("no answer")]
     Timeout,
 }
@@ -100,7 +100,7 @@ struct CdiDevice {
     name: String,
 }
 
-/// What pods hold.
+/// The devices that pods hold.
 ///
 /// # Errors
 /// [`PodResourcesError`] if the kubelet cannot be asked.
@@ -128,7 +128,7 @@ fn holdings(answer: &ListPodResourcesResponse) -> Vec<Holding> {
             all.extend(claims.flat_map(|claim| of_claim(claim, by)));
         }
     }
-    // The kubelet has no order.
+    // The kubelet's list is not sorted.
     all.sort_by(|one, other| (&one.by.pod, &one.uuids).cmp(&(&other.by.pod, &other.uuids)));
     all
 }

@@ -1,4 +1,4 @@
-//! The pods of this node, reduced to what the agent needs.
+//! The pods of this node, reduced to the facts that the agent needs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,25 +26,25 @@ pub struct Demand {
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePod {
-    /// What scheduling knows of it.
+    /// Its facts for scheduling.
     pub facts: PodFacts,
-    /// What its kubelet counts for it, assigned or not.
+    /// The memory that its kubelet counts for it, assigned or not.
     pub requested: Mib,
     /// Its kubelet has taken it in: it has written when. A pod that it rejects is Failed.
     pub accepted: bool,
     /// The devices confirmed last.
     pub confirmed: Option<String>,
-    /// The name that its cgroup bears: its UID but for static pods.
+    /// The name of its cgroup: its UID, except for static pods.
     pub cgroup: Arc<str>,
     /// Its containers that have an id.
     pub containers: Vec<NodeContainer>,
     /// Who sees to its limits.
     pub enforce: Enforce,
-    /// What each claim of its request may use of each of its cards.
+    /// The memory that each claim of its request may use of each of its cards.
     pub limits: Vec<Mib>,
     /// Processes of it are to end.
     pub demand: Option<Demand>,
-    /// What another GPU sharer promised to it.
+    /// The promise of another GPU sharer to it.
     pub promise: Option<Promise>,
 }
 
@@ -102,7 +102,7 @@ impl NodePod {
         self.facts.requests_memory()
     }
 
-    /// What it may use of a card.
+    /// The memory of a card that it holds.
     #[must_use]
     pub fn assigned(&self, uuid: &str) -> Mib {
         self.charges()
@@ -110,8 +110,8 @@ impl NodePod {
             .map_or(Mib::ZERO, |(_, mib)| mib)
     }
 
-    /// What it may use of a card: what it holds of it, and what limits let its containers there use beyond
-    /// what they asked for.
+    /// The memory of a card that it may use: its holding, and the use beyond requests that limits allow its containers
+    /// there.
     #[must_use]
     pub fn allowed(&self, uuid: &str) -> Mib {
         let (Some(request), Some(Ok(assignment))) =
@@ -132,7 +132,7 @@ impl NodePod {
         self.assigned(uuid) + more.sum()
     }
 
-    /// The cards that it holds and what of each; nothing once it has ended.
+    /// The cards that it holds, and the memory of each; nothing once it has ended.
     pub fn charges(&self) -> impl Iterator<Item = (&str, Mib)> {
         let assignment = self.facts.assignment.iter().flatten();
         let held = assignment.filter(|_| !self.facts.released);
@@ -217,14 +217,15 @@ impl NodePods {
         self.by_uid.get(uid)
     }
 
-    /// The pod whose cgroup bears this name.
+    /// The pod whose cgroup has this name.
     #[must_use]
     pub fn of_cgroup(&self, name: &str) -> Option<&NodePod> {
         self.get(name)
             .or_else(|| self.iter().find(|pod| *pod.cgroup == *name))
     }
 
-    /// Does a pod of this card say whether it sleeps? What it may allocate depends on all that others use.
+    /// True if a pod of this card reports whether it sleeps. The memory that it may allocate depends on all use by
+    /// others.
     #[must_use]
     pub fn sleeps_on(&self, uuid: &str) -> bool {
         let mut pods = self.iter();

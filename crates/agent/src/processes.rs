@@ -16,7 +16,7 @@ pub enum Who {
     Gone,
 }
 
-/// What is known of processes by their ids.
+/// The known processes by their ids.
 #[derive(Debug)]
 pub struct Processes {
     proc: PathBuf,
@@ -33,8 +33,7 @@ impl Processes {
         }
     }
 
-    /// Whose the process is now. An id that another process has taken over is told by its start
-    /// time.
+    /// The owner of the process now. The start time shows whether another process has taken over the id.
     pub fn who(&mut self, pid: u32) -> Who {
         let dir = self.proc.join(pid.to_string());
         let Some(started) = started(&dir) else {
@@ -54,7 +53,7 @@ impl Processes {
         who
     }
 
-    /// When the process started that [`Processes::who`] told of last, in the kernel's ticks.
+    /// The start time, in the kernel's ticks, of the process that [`Processes::who`] last found with this id.
     #[must_use]
     pub fn started(&self, pid: u32) -> Option<u64> {
         self.known.get(&pid).map(|(started, _)| *started)

@@ -13,7 +13,7 @@ use crate::devices::{DeviceError, Devices, Fault, Reading};
 /// The latest word of the driver.
 #[derive(Debug)]
 pub struct Sample {
-    /// What it showed, or why it shows nothing.
+    /// The driver's reading, or the reason why there is none.
     pub reading: Result<Reading, DeviceError>,
     /// How long the look took.
     pub took: Duration,

@@ -1,4 +1,4 @@
-//! Which pods of the node hold what another GPU sharer gave them, and nothing can read what that is.
+//! Pods of the node whose allocation by another GPU sharer cannot be read.
 
 use gpustow_api::gpunode::Condition;
 

@@ -1,4 +1,4 @@
-//! Whose memory a card's is: pure arithmetic over what NVML, `/proc` and the API server said.
+//! Divides the memory of a card among its users: pure arithmetic over the data of NVML, `/proc` and the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,9 +16,10 @@ pub struct CardUse {
     /// Pod UID and container name to bytes, for pods with an assignment. The name is empty for a
     /// process whose container is not known yet.
     pub pods: BTreeMap<(Arc<str>, Arc<str>), u64>,
-    /// Pods without an assignment: what they use or, if that is more, what another sharer promised to them.
+    /// Pods without an assignment: the memory that they use or, if that is more, the promises of another sharer to
+    /// them.
     pub other_pods: u64,
-    /// What each of them uses, by UID.
+    /// The memory that each pod without an assignment uses, by UID.
     pub of_others: BTreeMap<Arc<str>, u64>,
     /// Processes of no pod.
     pub host: u64,
@@ -32,13 +33,13 @@ pub struct CardUse {
     pub beside_mps: BTreeSet<Arc<str>>,
     /// Processes that `/proc` does not show.
     pub unseen: usize,
-    /// False if the driver does not say which processes use how much.
+    /// False if the driver does not report how much each process uses.
     pub measured: bool,
 }
 
 impl CardUse {
-    /// Divides what is in use on `card`. What is `told` of a whole container counts instead of the sum over
-    /// its processes, some of which the driver may not show.
+    /// Divides the memory in use on `card`. For a container in `told`, the figure there replaces the sum over its
+    /// processes. The driver may not show some of these processes.
     pub fn of(
         card: &Card,
         pods: &NodePods,
@@ -95,7 +96,7 @@ impl CardUse {
         is.other_pods = is.other_pods.saturating_add(unused);
         is.unmanaged = used.saturating_sub(named);
         if !is.measured {
-            // What was not measured may well be what these pods were promised.
+            // Memory that was not measured may well belong to these pods, up to their assignments and promises.
             let promised = pods.iter().map(|pod| {
                 let bytes = pod.assigned(&card.uuid).bytes();
                 bytes.saturating_sub(is.pod(&pod.facts.uid))
@@ -131,7 +132,7 @@ impl CardUse {
         }
     }
 
-    /// Charges what claims hold of the card beyond what their pods use of it.
+    /// Charges the memory of the card that claims hold but their pods do not use.
     pub fn charge(&mut self, claims: &[ClaimUse], pods: &NodePods) {
         let held = claims.iter().map(|it| Mib(it.held_mib).bytes());
         let held = held.fold(0, u64::saturating_add);
@@ -155,8 +156,8 @@ impl CardUse {
         shares.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// Bytes of each container of a pod. What a process of a container that is not known yet uses is left out, unless only
-    /// one container can use it. Nothing if the driver does not tell what each process uses.
+    /// Bytes of each container of a pod. Processes whose container is not known yet are left out, unless only one
+    /// container can use the card. Nothing if the driver does not report how much each process uses.
     pub fn containers(&self, uid: &str, pods: &NodePods) -> Vec<(Arc<str>, u64)> {
         let asking = pods.get(uid).map(|pod| pod.facts.containers.clone());
         let only = asking.filter(|names| names.len() == 1);
@@ -183,7 +184,7 @@ impl CardUse {
     }
 }
 
-/// A pod whose assignment cannot be read is gpustow's all the same: it is charged for all it asks.
+/// A pod whose assignment cannot be read is gpustow's, too: it is charged for its whole request.
 fn holds(pod: &NodePod) -> bool {
     pod.facts.assignment.is_some()
 }

@@ -1,4 +1,4 @@
-//! The agent's mind: from readings to what is to be reported. No I/O and no clock of its own.
+//! The agent's state: it turns readings into the report. No I/O and no clock of its own.
 
 mod entry;
 mod mps;
@@ -26,10 +26,10 @@ use crate::processes::Who;
 use crate::sharers;
 use crate::shares::CardUse;
 
-/// What an operator chose.
+/// The settings of an operator.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What no pod may hold of a card.
+    /// The memory of a card that pods must not hold.
     pub headroom: Mib,
     /// Size to assume for a GPU that shares the host's memory and reports none of its own.
     pub unified_memory: Option<Mib>,
@@ -37,11 +37,11 @@ pub struct Settings {
     pub threshold: Mib,
     /// XIDs that are an application's fault.
     pub application_xids: BTreeSet<u64>,
-    /// How long a card that failed takes no pods.
+    /// The time for which a failed card does not get pods.
     pub probation: Duration,
     /// How long a card that is not seen any more stays in the report.
     pub forget_after: Duration,
-    /// What the node has to limit containers' memory.
+    /// The node's means to limit containers' memory.
     pub means: Means,
     /// Pods share the node's GPUs through NVIDIA's MPS.
     pub mps: bool,
@@ -50,7 +50,7 @@ pub struct Settings {
 /// A card and who uses it.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// What the report says of it.
+    /// Its entry in the report.
     pub gpu: Gpu,
     /// Bytes by user.
     pub used: CardUse,
@@ -88,7 +88,7 @@ pub struct State {
 }
 
 impl State {
-    /// Knows nothing yet but what an earlier agent reported.
+    /// A state that knows only the report of an earlier agent, if there is one.
     #[must_use]
     pub fn new(settings: Settings, before: Option<&GpuNodeStatus>, now: Now) -> Self {
         let mut health = Health::new(settings.application_xids.clone(), settings.probation);
@@ -130,12 +130,12 @@ impl State {
         }
     }
 
-    /// What [`Self::status`] said was written.
+    /// The agent has written the report of [`Self::status`].
     pub fn reported(&mut self) {
         self.history.reported();
     }
 
-    /// The cards in the report's order, those that have gone missing included.
+    /// The cards in the report's order, including missing cards.
     pub fn cards(&self) -> impl Iterator<Item = &Seen> {
         self.order
             .iter()
@@ -157,12 +157,12 @@ impl State {
             .collect()
     }
 
-    /// What is kept free of each GPU.
+    /// The memory of each GPU that is kept free of pods.
     pub(crate) fn headroom(&self) -> Mib {
         self.settings.headroom
     }
 
-    /// What was seen of the limits that the driver holds.
+    /// The limits that the agent has seen since its start.
     #[must_use]
     pub fn limits(&self) -> &limits::Seen {
         &self.limits
@@ -174,8 +174,8 @@ impl State {
         &self.unmade
     }
 
-    /// Takes in a reading. `held` is what other components have given away of cards, by UUID.
-    /// Returns the cards that this reading condemned.
+    /// Takes in a reading. `held` has the cards that other components have given away, by UUID. Returns the cards that
+    /// this reading condemned.
     pub fn read(
         &mut self,
         reading: Result<&Reading, &DeviceError>,

@@ -1,6 +1,7 @@
-//! What each container may use of its cards, in the words that frameworks take: MiB, and a share of the
-//! whole card. It tells, and enforces nothing. Where the driver holds a container to a limit, the program sees
-//! the limit as its card: the share is of that, and what CUDA keeps for itself of it is taken off.
+//! The allowance of each container on its cards, in the units that frameworks take: MiB, and a share of the whole card.
+//! An allowance informs the container and does not enforce anything. If the driver holds a container to a limit, the
+//! program sees the limit as its card. The share then is a part of the limit, and excludes the memory that CUDA keeps
+//! for itself.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +13,9 @@ use crate::{Assignment, names};
 /// Shares are whole numbers of these.
 const PARTS: u64 = 10_000;
 
-/// The annotations that say so to every container of `request`, whose names are `containers`. `size` is what pods may
-/// hold of a card, and all of its memory, by its UUID; where it is not known, no share is told.
+/// The annotations with the allowance of every container of `request`, whose names are `containers`. `size` returns, by
+/// the UUID of a card, the memory that pods may hold of it, and all of its memory. Without this size, the annotations
+/// do not have a share of the card.
 #[must_use]
 pub fn allowances(
     request: &Request,
@@ -46,7 +48,7 @@ pub fn allowances(
             let charge = assignment.charges.iter().find(|(it, _)| **it == *uuid);
             charge.map(|&(_, mib)| mib)
         };
-        // Of cards that differ, what is right on each of them.
+        // The lowest amount, which is right on each of several different cards.
         let whole = cards.iter().filter_map(|card| charged(card)).min();
         let sizes: Option<Vec<(Mib, Mib)>> = cards.iter().map(|card| size(card)).collect();
         let part = sizes
@@ -55,7 +57,7 @@ pub fn allowances(
             .map(|(capacity, _)| claim.on(*capacity));
         let part = part.min().unwrap_or(claim.mib);
         let mib = whole.filter(|_| request.exclusive).unwrap_or(part);
-        // MPS counts in what CUDA keeps for itself.
+        // The limit of MPS includes the memory that CUDA keeps for itself.
         let mib = match request.compute {
             0 => mib,
             _ => mib.minus(CONTEXT),
@@ -151,7 +153,7 @@ mod tests {
         );
         let unlike = [("a", 4096, 24_576), ("b", 4096, 81_920)];
         assert_eq!(told(4096, false, &unlike), says("4096", "0.0500"));
-        // Of another container's besides.
+        // The charge includes the memory of another container.
         assert_eq!(
             told(1000, false, &[("a", 9000, 10_000)]),
             says("1000", "0.1000")

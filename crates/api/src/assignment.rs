@@ -15,27 +15,27 @@ use crate::names;
 const VERSION: u64 = 1;
 /// The API server's bound on the annotations of one object, names and values together, in bytes.
 const ANNOTATIONS_LIMIT: usize = 256 << 10;
-/// What stays free below that bound for annotations that come later, the agent's for example.
+/// The part of that bound that stays free for later annotations, for example the agent's.
 const ANNOTATIONS_SPARE: usize = 16 << 10;
 
 /// The longest UUID that a GpuNode may report.
 const MAX_UUID: usize = 96;
-/// Bound on what one GPU of one container adds: its UUID five times, and what stands around it.
+/// Bound on the bytes that one GPU of one container adds: its UUID five times, and the text around it.
 const GPU_BYTES: usize = 5 * MAX_UUID + 96;
-/// Bound on what one container adds beside its GPUs and its name.
+/// Bound on the bytes that one container adds, without its GPUs and its name.
 const CONTAINER_BYTES: usize = 256;
 
-/// What a bound pod holds.
+/// The GPUs of a bound pod, and the memory that it holds on them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Assignment {
     /// GPU UUID and the MiB charged on it, each GPU once.
     pub charges: Vec<(Arc<str>, Mib)>,
     /// Container name and the GPU UUIDs that it sees, in the order of the names.
     pub containers: Vec<(Box<str>, Vec<Arc<str>>)>,
-    /// No other pod on its GPUs. Unknown where an older version wrote it: then the pod's annotation
-    /// says so, which its owner may have changed since.
+    /// No other pod is on its GPUs. Unknown if an older version wrote it: then the pod's annotation decides, and its
+    /// owner may have changed that annotation since.
     pub exclusive: Option<bool>,
-    /// Hundredths of the compute of each of its GPUs; zero if it has no share of compute.
+    /// Hundredths of the compute of each of its GPUs; zero without a share of compute.
     pub compute: u8,
     /// The MIG instance that is made for it on its GPU, if it has one of its own.
     pub instance: Option<Instance>,
@@ -98,7 +98,7 @@ impl Assignment {
     }
 
     /// `placement` with names: `containers` has one per claim, `uuids` one per card of the node.
-    /// `None` if the placement has a claim or a card that has no name.
+    /// `None` if a claim or a card of the placement is without a name.
     pub fn from_placement(
         placement: &Placement,
         containers: &[Box<str>],
@@ -158,8 +158,7 @@ impl Assignment {
     /// Reads the value of the assignment annotation.
     ///
     /// # Errors
-    /// [`BrokenAssignment`] if a newer version wrote it or if it does not say which card holds how
-    /// much.
+    /// [`BrokenAssignment`] if a newer version wrote it or if it does not state which card holds how much.
     pub fn decode(text: &str) -> Result<Self, BrokenAssignment> {
         #[derive(Deserialize)]
         struct Head {
@@ -244,7 +243,7 @@ impl Assignment {
     /// refuses every later write to the pod.
     ///
     /// # Errors
-    /// What is wrong with their size, in bytes.
+    /// The error in their size, in bytes.
     pub fn fits_beside<'a>(
         present: &BTreeMap<String, String>,
         containers: impl Iterator<Item = (&'a str, u32)>,

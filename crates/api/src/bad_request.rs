@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-/// The most MiB that a container may ask for of each of its GPUs: more than any has, and less than
-/// what an amount in bytes, or with the suffix `Mi`, would come to.
+/// The most MiB that a container may request of each of its GPUs. No GPU has as much memory. An amount in bytes, or
+/// with the suffix `Mi`, would be larger.
 pub const MAX_MIB_PER_GPU: u64 = (1 << 20) - 1;
 
-/// A request that names a field and what to write there instead.
+/// An invalid request: the name of a field and its fix.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{field}: {problem}")]
 pub struct BadRequest {
     /// The path of the field in the Pod.
     pub field: String,
-    /// What is wrong, and the fix.
+    /// The error and its fix.
     pub problem: String,
 }
 

@@ -1,5 +1,5 @@
-//! What a ResourceClaim consumes of devices, and what drivers publish of devices, in `resource.k8s.io/v1`. Everything is
-//! read as untyped JSON, because drivers write it: what cannot be read counts as the whole device.
+//! A ResourceClaim's consumption of devices, and the devices that drivers publish, in `resource.k8s.io/v1`. The code
+//! reads everything as untyped JSON, because drivers write it. An unreadable value counts as the whole device.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{names, quantity};
 
 /// As many results of a claim are read; the API server allows 32.
 const MAX_RESULTS: usize = 256;
-/// More memory has no GPU.
+/// No GPU has more memory.
 const MAX_MIB: u64 = 16_777_216;
 
 /// A device, as its driver calls it.
@@ -25,7 +25,7 @@ pub struct Device {
     pub name: String,
 }
 
-/// What a claim consumes of a device.
+/// A claim's consumption of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consumed {
     /// It has administrative access alone.
@@ -52,8 +52,8 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What an allocated claim consumes of each of its devices; nothing for one that is not allocated. With more results than
-/// a claim can have, each device counts as whole.
+/// An allocated claim's consumption of each of its devices; empty for a claim without an allocation. With more than
+/// `MAX_RESULTS` results, each device counts as whole.
 #[must_use]
 pub fn consumed(claim: &Value) -> HashMap<Device, Consumed> {
     let results = &claim["status"]["allocation"]["devices"]["results"];
@@ -86,7 +86,7 @@ fn memory(capacity: &Value, driver: &str) -> Option<Mib> {
     (1..=MAX_MIB).contains(&mib).then_some(Mib(mib))
 }
 
-/// The devices of a ResourceSlice, each with the UUIDs of itself and of what it is a part of.
+/// The devices of a ResourceSlice, each with its own UUID and the UUID of its parent.
 pub fn published(slice: &Value) -> impl Iterator<Item = (Device, Vec<String>)> {
     let spec = &slice["spec"];
     let devices = spec["devices"].as_array().into_iter().flatten();

@@ -1,5 +1,5 @@
-//! `GpustowConfig`: what the administrator of a cluster decides for all of it. The extender follows it, the plugin reads
-//! it, and the admission policies take it as their parameter.
+//! `GpustowConfig`: the administrator's settings for a whole cluster. The extender follows them, the plugin reads them,
+//! and the admission policies take the object as their parameter.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub const NAME: &str = "gpustow";
 pub const WORKING: &str = "Working";
 /// The reason of a feature's condition if the extender lacks the permission.
 pub const PERMISSION_MISSING: &str = "PermissionMissing";
-/// The reason of a feature's condition if the API server does not serve what it needs.
+/// The reason of a feature's condition if the API server does not serve an API that the feature needs.
 pub const NOT_SERVED: &str = "NotServed";
 /// The reason of [`WORKING`] if the extender cannot decode the object.
 pub const UNREADABLE: &str = "Unreadable";
@@ -460,7 +460,7 @@ pub struct GpustowConfigStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// `metav1.Condition`, of which k8s-openapi has no schema.
+/// `metav1.Condition`: k8s-openapi does not have its schema.
 fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "array",

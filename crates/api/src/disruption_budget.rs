@@ -8,7 +8,7 @@ use kube::core::ObjectMeta;
 use crate::PodFacts;
 use crate::selector::Selector;
 
-/// What is known of a disruption budget.
+/// The facts of a disruption budget.
 #[derive(Clone, Debug)]
 pub struct DisruptionBudget {
     /// Its namespace.
@@ -17,12 +17,12 @@ pub struct DisruptionBudget {
     pub name: Arc<str>,
     /// So many more of its pods may end now.
     pub allowed: i32,
-    /// It covers the pods that this selects; none if it has no selector.
+    /// The selector of the covered pods; a budget without a selector does not cover any pod.
     selector: Option<Selector>,
 }
 
 impl DisruptionBudget {
-    /// What an object says.
+    /// The facts of `object`.
     #[must_use]
     pub fn of(object: &PodDisruptionBudget) -> Self {
         let selector = object.spec.as_ref().and_then(|spec| spec.selector.as_ref());
@@ -48,7 +48,7 @@ impl DisruptionBudget {
         }
     }
 
-    /// Is the pod, which is of its namespace, one of those that it covers?
+    /// Does the budget cover the pod, which is in the budget's namespace?
     #[must_use]
     pub fn covers(&self, pod: &PodFacts) -> bool {
         let selector = self.selector.as_ref();

@@ -1,4 +1,4 @@
-//! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
+//! The fields of a Pod and of a Node by which gpustow decides. gpustow does not keep other fields.
 
 mod asks;
 mod ended;
@@ -41,14 +41,14 @@ use ended::{all_terminated, has_ended};
 use meta::controller;
 pub use meta::gone_by;
 
-/// Most pods of a cluster ask for no GPU memory: they share what is empty.
+/// Most pods of a cluster do not request GPU memory: they share these empty values.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
 static NO_LIMITS: LazyLock<Arc<[Mib]>> = LazyLock::new(|| Arc::from([]));
 static NO_CONSTRAINTS: LazyLock<Arc<Constraints>> = LazyLock::new(Arc::default);
 static DEFAULT_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("default-scheduler"));
 static OWN_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(names::SCHEDULER));
 
-/// A Pod, reduced to what scheduling needs.
+/// A Pod, reduced to the fields that scheduling needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts {
     /// `metadata.uid`: the identity; a pod recreated under the same name is another pod.
@@ -76,21 +76,21 @@ pub struct PodFacts {
     pub nominated: Option<Arc<str>>,
     /// The extender set that, and ends it: kube-scheduler evicts no pod for it.
     pub own_nomination: bool,
-    /// What the pod asks for.
+    /// The pod's request.
     pub asks: Asks,
     /// Container names, one per claim of the request.
     pub containers: Arc<[Box<str>]>,
     /// The card models, as node labels name them, that its node selector and required affinity
     /// allow; empty for any.
     pub models: Arc<[Box<str>]>,
-    /// What keeps it off nodes; nothing is kept for a pod that asks for no GPU memory.
+    /// The constraints that keep it off nodes; empty for a pod without a request for GPU memory.
     pub constraints: Arc<Constraints>,
     /// The pods that its anti-affinity keeps away.
     pub repels: Regards,
     /// The group of pods with which it is scheduled.
     pub group: Option<Group>,
-    /// Its labels, in order of their keys, by which disruption budgets and anti-affinity find it; none are kept for a
-    /// pod that has no assignment and asks for no GPU memory.
+    /// Its labels, in order of their keys, by which disruption budgets and anti-affinity find it; empty for a pod
+    /// without an assignment and without a request for GPU memory.
     pub labels: Arc<[Label]>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
@@ -101,7 +101,7 @@ pub struct PodFacts {
     /// When it should be gone if it is being deleted, in seconds since 1970: `metadata.deletionTimestamp`, but no later
     /// than [`LONGEST_GRACE`] after the request. A pod may set itself a grace period of a year.
     pub gone_by: Option<i64>,
-    /// `spec.schedulingGates` has one that is not ours: another controller says when it may come.
+    /// `spec.schedulingGates` has a gate that is not ours: another controller decides when the pod may come.
     pub gated: bool,
     /// It has [`names::GATE`]: it is queued.
     pub queued: bool,
@@ -110,38 +110,38 @@ pub struct PodFacts {
     /// It holds nothing any more: Succeeded or Failed, or being deleted with every container
     /// terminated.
     pub released: bool,
-    /// kube-scheduler said that it is unschedulable and may be asleep.
+    /// kube-scheduler reported the pod as unschedulable, and the pod may be asleep.
     pub waiting: bool,
     /// Seconds that it may take to end.
     pub grace: u32,
-    /// What was done to have it give memory back that it uses beyond its request, as long as it has not
+    /// The action that reclaims memory that it uses beyond its request, until the pod has given the memory back
     /// ([`names::RECLAIM_CONDITION`]).
     pub asked_back: Option<Action>,
     /// The extender has chosen it to end or to move for another ([`names::PREEMPTED`], [`names::DEFRAGMENTED`]).
     pub preempted: bool,
-    /// What its owner lets be done for that at most.
+    /// The strongest such action that its owner allows.
     pub action: Option<Action>,
-    /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
+    /// UID of its controller, if it requests GPU memory. A failure of one pod of the controller repeats with the next.
     pub controller: Option<Arc<str>>,
     /// UID of the controller that recreates it elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
     pub evictable: Option<Arc<str>>,
     /// A DaemonSet or a kubelet made it: no autoscaler keeps a node for its sake.
     pub goes_with_node: bool,
-    /// Whether it needs what it requested, if it says so.
+    /// The pod's statement whether it needs its requested memory, if there is one.
     pub sleep: Option<Sleep>,
     /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
     pub tied: bool,
-    /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
+    /// The limit of each claim of its request on each of its cards; empty if no limit exceeds the request.
     pub limits: Arc<[Mib]>,
-    /// Who sees to that.
+    /// How the limits are enforced.
     pub enforce: Enforce,
     /// The node on which the extender that decided last kept room for it ([`names::RESERVATION`]).
     pub reserved_on: Option<Arc<str>>,
     /// The pods for which a placeholder has an autoscaler add a node, its owner first. A placeholder requests nothing
     /// of any node that there is.
     pub stands_for: Option<Arc<[Arc<str>]>>,
-    /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
-    /// refusal from one that was there before.
+    /// A digest of kube-scheduler's reason not to schedule it; zero without a reason. It distinguishes a new refusal
+    /// from an earlier one.
     pub refusal: u64,
 }
 
@@ -152,8 +152,8 @@ pub const LONGEST_GRACE: u32 = 600;
 pub type Taints = [(Box<str>, Box<str>)];
 
 impl PodFacts {
-    /// The facts of `pod` when gpu-mem is called `resource`; `None` if it has no UID, that is, if
-    /// it does not come from an API server.
+    /// The facts of `pod` if `resource` is the name of gpu-mem; `None` without a UID, that is, if the pod does not come
+    /// from an API server.
     #[must_use]
     pub fn from_pod(pod: &Pod, resource: &str) -> Option<Self> {
         let meta = &pod.metadata;
@@ -228,7 +228,7 @@ impl PodFacts {
 }
 
 impl PodFacts {
-    /// What it may use of one of its cards; none if no more than it holds there.
+    /// The pod's limit on one of its cards; none if the pod may not use more than it holds there.
     #[must_use]
     pub fn limit_on(&self, uuid: &str) -> Option<Mib> {
         let assignment = self.assignment.as_ref()?.as_ref().ok()?;
@@ -241,8 +241,8 @@ impl PodFacts {
         (!self.limits.is_empty()).then(|| limits.map(|(_, limit)| *limit).sum())
     }
 
-    /// What can be said of a pod of which only metadata and text are readable: where it is bound and
-    /// what it was assigned. It can neither be scheduled nor end before it is gone.
+    /// The facts of a pod of which only metadata and text are readable: its node and its assignment. gpustow cannot
+    /// schedule the pod, and does not count it as finished before it is gone.
     #[must_use]
     pub fn from_remains(
         meta: &ObjectMeta,
@@ -387,7 +387,7 @@ fn scheduler(name: Option<&str>) -> Arc<str> {
     }
 }
 
-/// What the pod asks for, and the names of the containers that ask.
+/// The pod's request, and the names of the containers that request GPU memory.
 fn asked(pod: &Pod, resource: &str) -> (Asks, Arc<[Box<str>]>) {
     match request(pod, resource) {
         Ok((request, names)) if names.is_empty() => (Asks::of(request), NO_CONTAINERS.clone()),
@@ -406,7 +406,7 @@ fn named(name: &Option<String>) -> Option<Arc<str>> {
         .map(Arc::from)
 }
 
-/// Who sees to the limits, and what each claim may use of each card, if that is more than it asks for.
+/// How the limits are enforced, and the limit of each claim on each card, if a limit exceeds its claim.
 fn limits(meta: &ObjectMeta, asks: &Asks, containers: &[Box<str>]) -> (Enforce, Arc<[Mib]>) {
     let (Ok(request), Some(notes)) = (asks.readable(), &meta.annotations) else {
         return (Enforce::default(), NO_LIMITS.clone());
@@ -422,7 +422,7 @@ fn limits(meta: &ObjectMeta, asks: &Asks, containers: &[Box<str>]) -> (Enforce, 
     }
 }
 
-/// Seconds that a pod has to end; Kubernetes' own default where it does not say.
+/// Seconds that a pod may take to terminate; Kubernetes' own default if the field is not set.
 fn grace(spec: &PodSpec) -> u32 {
     let seconds = spec.termination_grace_period_seconds.unwrap_or(30).max(0);
     u32::try_from(seconds).unwrap_or(u32::MAX)

@@ -39,7 +39,8 @@ pub const NVML: [(u64, &str); 8] = [
     (999, "unknown error of the driver"),
 ];
 
-/// What keeps an agent from reading any GPU of its node. As a string, the reason of the condition `Ready` of the `GpuNode`.
+/// The fault that keeps an agent from reading any GPU of its node. As a string, the reason of the condition `Ready` of
+/// the `GpuNode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, EnumString, VariantArray)]
 pub enum NodeFault {
     /// NVIDIA's library is not there.
@@ -64,7 +65,7 @@ impl NodeFault {
         }
     }
 
-    /// What to do. The agent tries again by itself.
+    /// The fix. The agent tries again by itself.
     #[must_use]
     pub fn fix(self) -> &'static str {
         match self {
@@ -84,7 +85,7 @@ impl NodeFault {
     }
 }
 
-/// A card's reason to take no pods with the meaning of the number in it, if it is known.
+/// A card's reason not to get pods, with the meaning of its number, if the number is known.
 #[must_use]
 pub fn in_words(reason: &str) -> String {
     let table = [("XID ", XIDS.as_slice()), ("NVML's error ", &NVML)];

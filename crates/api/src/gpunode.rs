@@ -1,4 +1,4 @@
-//! `GpuNode`: what the agent of one node says about its cards.
+//! `GpuNode`: the report of one node's agent about the node's cards.
 
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ impl Instance {
 }
 
 impl OnDemand {
-    /// The slices of the GPU as they are if no pod holds any: those of others' instances are blocked. None if no
+    /// The slices of the GPU as they are if no pod holds any: slices of others' instances are blocked. None if no
     /// instance could ever be made there.
     #[must_use]
     pub fn slices(&self) -> Option<Slices> {

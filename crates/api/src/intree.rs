@@ -1,6 +1,6 @@
-//! What kube-scheduler's own filters say of a node before it asks the extender: those that a Pod
-//! and a Node alone can tell. Affinity between pods, topology spread, volumes, host ports and
-//! quotas are not looked at; how much CPU, memory and room for pods is left is the ledger's to say.
+//! kube-scheduler's own filters of a node, before it asks the extender, as far as a Pod and a Node alone decide.
+//! Affinity between pods, topology spread, volumes, host ports and quotas do not count here. The ledger has the free
+//! CPU, memory and room for pods of a node.
 //!
 //! An operator or field that is not known here refuses no node. At bind, kube-scheduler has filtered
 //! already, and a refusal would come back for ever. Before that, a pod that is woken for nothing backs
@@ -17,7 +17,7 @@ use crate::{NodeFacts, Regards, names, regards};
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
 pub const LEAST_NODES: usize = 100;
-/// What adaptive comes to at least: `minFeasibleNodesPercentageToFind`.
+/// The lowest percentage of the adaptive mode: `minFeasibleNodesPercentageToFind`.
 const LEAST_PERCENT: usize = 5;
 
 /// kube-scheduler looks no further once so many of its nodes pass its own filters, and asks the extender about these alone:
@@ -32,7 +32,7 @@ pub fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
     found.max(LEAST_NODES).min(nodes)
 }
 
-/// What keeps a pod off nodes.
+/// The constraints that keep a pod off nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints {
     /// `spec.nodeSelector`.
@@ -40,9 +40,9 @@ pub struct Constraints {
     /// The terms of the required node affinity, one of which must match.
     required: Option<Box<[Term]>>,
     tolerations: Box<[Toleration]>,
-    /// The other pods that decide, beside all this.
+    /// The rules about other pods, which also decide.
     pub regards: Regards,
-    /// Those of them that anti-affinity keeps off its node.
+    /// The selectors of the pods that anti-affinity keeps off its node.
     pub(crate) kept_off: Box<[Selector]>,
 }
 
@@ -124,7 +124,7 @@ pub fn cause(node: &NodeFacts, pod: &Constraints) -> Option<String> {
     is_it.then(|| format!("{}{value}:{}", taint.key, taint.effect))
 }
 
-/// True if those filters say the same of both copies of a node.
+/// True if the filters treat both copies of a node alike.
 #[must_use]
 pub fn alike(old: &NodeFacts, new: &NodeFacts) -> bool {
     let amounts = |node: &NodeFacts| (node.cpu_milli, node.ram, node.pods, node.cordoned);
@@ -132,7 +132,7 @@ pub fn alike(old: &NodeFacts, new: &NodeFacts) -> bool {
 }
 
 impl Constraints {
-    /// Those of `spec`.
+    /// The constraints of `spec`.
     #[must_use]
     pub fn of(spec: &PodSpec) -> Self {
         let affinity = spec.affinity.as_ref();
@@ -254,7 +254,7 @@ impl Toleration {
     }
 }
 
-/// The number that `text` is in its shortest form: kube-scheduler takes no other in taints.
+/// The number in `text`, if it is in its shortest form: kube-scheduler does not accept another form in taints.
 fn decimal(text: &str) -> Option<i64> {
     let number: i64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
@@ -418,7 +418,7 @@ mod tests {
         let matches = json!({"key": "k", "operator": "Matches", "value": "w"});
         let later = json!({"tolerations": [matches]});
         assert_eq!(refused(node(tainted.clone()), later), None);
-        // What is known of it still counts.
+        // The known fields of the toleration still count.
         for (key, effect) in [("j", ""), ("k", "NoExecute")] {
             let matches = json!({"key": key, "operator": "Matches", "effect": effect});
             let spec = json!({"tolerations": [matches]});

@@ -1,5 +1,5 @@
-//! gpustow's contract with the cluster: every name, the custom resource, what a Pod asks for and
-//! how an assignment is written down. No I/O.
+//! gpustow's contract with the cluster: every name, the custom resources, a Pod's request and the format of an
+//! assignment. No I/O.
 
 mod allowance;
 pub mod assignment;

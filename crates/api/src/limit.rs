@@ -1,5 +1,5 @@
-//! How much of each of its GPUs a container may use beyond what it is promised, and who sees to it: what the
-//! annotations say, in the one place that reads them. The policies judge by the same rules
+//! How much of each of its GPUs a container may use beyond its request, and how that limit is enforced. This module
+//! alone reads these annotations. The policies judge by the same rules
 //! (`crates/policies/policies/rules-variables.yaml`).
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use strum::{Display, EnumString, IntoStaticStr, VariantArray, VariantNames};
 use crate::bad_request::{BadRequest, MAX_MIB_PER_GPU, annotation, field_of};
 use crate::names;
 
-/// The least of a GPU that a limit may leave a container: what CUDA keeps for itself must fit.
+/// The lowest limit of a container on a GPU: the memory that CUDA keeps for itself must fit.
 pub const FLOOR: Mib = Mib(1024);
-/// What CUDA keeps for itself of a limit: NVIDIA's own measurement with driver 615 was 816 MiB.
+/// The memory that CUDA keeps for itself of a limit: NVIDIA's own measurement with driver 615 was 816 MiB.
 pub const CONTEXT: Mib = Mib(832);
 /// A limit that is the whole card, whatever its size.
 pub const WHOLE: Mib = Mib(u64::MAX);
@@ -26,7 +26,7 @@ pub const WHOLE: Mib = Mib(u64::MAX);
 pub enum Enforce {
     /// The driver: an allocation beyond the limit fails.
     Driver,
-    /// The agent: it tells when a pod uses more.
+    /// The agent: it reports a pod that uses more.
     #[default]
     Watch,
     /// No component.
@@ -48,13 +48,13 @@ pub enum Support {
     Holds,
     /// Not on a MIG instance.
     Mig,
-    /// Not where the card has no memory of its own.
+    /// Not on a card without memory of its own.
     UnifiedMemory,
     /// The driver cannot.
     Driver,
-    /// The node has cgroups of version 1, or the agent does not see those of its node.
+    /// The node has cgroups of version 1, or the agent does not see the cgroups of its node.
     Cgroup,
-    /// The agent's flags say neither that the container toolkit sets limits nor that the agent does.
+    /// The agent's flags do not state that the container toolkit or the agent sets limits.
     Toolkit,
     /// A container runs here without the limit that it should have.
     Missing,
@@ -80,7 +80,7 @@ impl Support {
     }
 }
 
-/// Why no limit holds on a card of which the report says so; none if one does.
+/// The reason why no limit holds on a card with this report; none if a limit holds.
 #[must_use]
 pub fn hindrance(said: Option<&str>) -> Option<&'static str> {
     match said.map(str::parse) {
@@ -107,7 +107,7 @@ pub(crate) enum Size {
     Mib,
     /// A percentage: how much that is follows from the GPU.
     Part,
-    /// MPS holds each process to what the container requests.
+    /// MPS holds each process to the request of its container.
     Shared,
     Whole,
     /// A MIG instance, which holds the pod by itself.
@@ -131,7 +131,7 @@ impl Size {
 
 type Notes = BTreeMap<String, String>;
 
-/// The annotation that says how much a container may use, and its value.
+/// The annotation with the limit of a container, and its value.
 fn said<'a>(notes: &'a Notes, name: &str) -> Option<(String, &'a str)> {
     let own = format!("{}{name}", names::MEM_LIMIT_OF);
     [own, names::MEM_LIMIT.to_owned()]
@@ -148,7 +148,7 @@ fn amount(text: &str) -> Option<u64> {
     text.parse().ok().filter(|mib| digits && *mib > 0)
 }
 
-/// What a number of Gi or Mi is in MiB: only forms that the policies read alike.
+/// The MiB in a number with the unit Gi or Mi: only forms that the policies read alike.
 fn in_mib(text: &str) -> Option<u64> {
     let forms = [("Gi", 1024, 5), ("Mi", 1, 8)];
     forms.into_iter().find_map(|(unit, mib, digits)| {
@@ -159,9 +159,9 @@ fn in_mib(text: &str) -> Option<u64> {
     })
 }
 
-/// What the driver is to hold each container to, of each of its GPUs; empty if it need not. `waits` says that the
-/// pod has been created and is not bound, so that its containers must say the same; afterwards they may follow the
-/// annotation (see the agent's --set-limits).
+/// The limit that the driver must enforce on each container, for each of its GPUs; zero if the driver does not limit
+/// it. `waits` means that the pod has been created and is not bound. Its containers must then have this limit in their
+/// variables; afterwards they may follow the annotation (see the agent's --set-limits).
 ///
 /// # Errors
 /// The annotation or field that is wrong, and the fix.
@@ -286,8 +286,8 @@ fn of_container(
     }
 }
 
-/// Who sees to the limits of a pod with these annotations, and what each claim of its request may use of
-/// each of its GPUs. Pods of which that cannot be read are refused elsewhere.
+/// How the limits of a pod with these annotations are enforced, and the limit of each claim on each of its GPUs. Other
+/// code refuses a pod with an unreadable limit.
 #[must_use]
 pub fn allowed(notes: &Notes, request: &Request, containers: &[Box<str>]) -> (Enforce, Vec<Mib>) {
     let enforce = notes.get(names::ENFORCE);
@@ -304,7 +304,7 @@ pub(crate) fn bursts(notes: &Notes, asking: &[Asking<'_>]) -> bool {
         .any(|it| may_use(notes, it.name, it.mib, it.gpus) > it.mib)
 }
 
-/// What a container with these annotations may use of each of its GPUs; what cannot be read is as if it were not there.
+/// The limit of a container with these annotations on each of its GPUs. An unreadable limit counts as absent.
 fn may_use(notes: &Notes, name: &str, asked: Mib, gpus: u32) -> Mib {
     match said(notes, name) {
         Some((_, "max")) => WHOLE,
@@ -320,7 +320,7 @@ pub fn literal(said: Option<&str>, asked: Option<u64>, gpus: u64) -> Option<Stri
     let mib = match said {
         Some("max") => return None,
         Some(text) => amount(text).unwrap_or(0),
-        // As a policy reads what is no whole number.
+        // As a policy reads an amount that is not a whole number.
         None => asked.unwrap_or(i64::MAX.unsigned_abs()),
     };
     Some((mib / gpus.max(1)).to_string())

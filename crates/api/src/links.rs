@@ -1,4 +1,4 @@
-//! How close a node's cards are to each other, from what its agent reports.
+//! The closeness of a node's cards to each other, from the report of its agent.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl GpuNodeStatus {
     }
 }
 
-/// What a path in the words of `nvidia-smi topo` means, if anything.
+/// The link that a path in the words of `nvidia-smi topo` means, if the path is known.
 fn link(path: &str) -> Option<Link> {
     Some(match path {
         "PIX" => Link::PcieSwitch,

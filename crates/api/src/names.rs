@@ -8,8 +8,8 @@ pub const VERSION: &str = "v1alpha1";
 pub const GPU_MEM: &str = "gpustow.dev/gpu-mem";
 /// NVIDIA's own device plugin's resource, which must not be mixed with ours in one container.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
-/// Is it a GPU, or a part of one, that NVIDIA's device plugin or HAMi's gives? Others of NVIDIA's resources are network
-/// cards, and what operators name as they like.
+/// Is it a GPU, or a part of one, of NVIDIA's or HAMi's device plugin? Others of NVIDIA's resources are network cards,
+/// and resources with names that operators choose.
 #[must_use]
 pub fn is_nvidia_gpu(resource: &str) -> bool {
     let rest = resource.strip_prefix("nvidia.com/");
@@ -271,7 +271,7 @@ pub const POD_KEYS: [&str; 26] = [
     RESERVATION,
     PLACEHOLDER_FOR,
 ];
-/// Those that the name of a container follows.
+/// The prefixes of annotations that the name of a container follows.
 pub const POD_KEYS_OF: [&str; 8] = [
     GPU_COUNT_OF,
     GPU_MEM_PERCENTAGE_OF,

@@ -1,4 +1,4 @@
-//! The controller of a pod: what people name when they mean one of many equal pods.
+//! The controller of a pod: people name it when they mean one of many equal pods.
 
 use k8s_openapi::api::core::v1::Pod;
 

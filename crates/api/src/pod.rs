@@ -17,7 +17,7 @@ use crate::{Group, PodFacts};
 /// A Pod as the API server and kube-scheduler send it, without `metadata.managedFields`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodObject {
-    /// What the client library knows of it.
+    /// The fields that the client library knows.
     pub pod: Pod,
     /// `spec.schedulingGroup.podGroupName`, which is there from Kubernetes 1.36 on.
     pub pod_group: Option<Box<str>>,

@@ -70,7 +70,7 @@ pub struct PodGroup {
     /// Standard metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What it asks of kube-scheduler. Later versions may write policies that are not known here.
+    /// Its settings for kube-scheduler. Later versions may write policies that are not known here.
     #[serde(default)]
     pub spec: Value,
 }
@@ -107,7 +107,7 @@ pub enum GroupPolicy {
     Unknown,
 }
 
-/// A PodGroup, reduced to what scheduling needs.
+/// A PodGroup, reduced to the fields that scheduling needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodGroupFacts {
     /// The group that it describes.
@@ -123,7 +123,7 @@ pub struct PodGroupFacts {
 }
 
 impl PodGroupFacts {
-    /// The facts of `object`; `None` if it has no name, namespace or UID, that is, if it does not come from an API server.
+    /// The facts of `object`; `None` without a name, namespace or UID, that is, if it does not come from an API server.
     #[must_use]
     pub fn from_pod_group(object: &PodGroup) -> Option<Self> {
         let PodGroup { metadata, spec } = object;

@@ -1,4 +1,4 @@
-//! Kubernetes' `Quantity` as a number. It does not know what the number counts.
+//! Kubernetes' `Quantity` as a number. This module does not know the unit of the number.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -16,8 +16,7 @@ pub fn whole(quantity: &Quantity) -> Option<u64> {
         .flatten()
 }
 
-/// `quantity` in units of `1 / per` (`per` divides a billion), rounded up; zero for what is no
-/// quantity or is negative.
+/// `quantity` in units of `1 / per` (`per` divides a billion), rounded up; zero for an unreadable or negative quantity.
 ///
 /// ```
 /// use gpustow_api::quantity::rounded_up;
@@ -32,12 +31,12 @@ pub fn rounded_up(quantity: &Quantity, per: i128) -> u64 {
     in_units(amount(quantity), per)
 }
 
-/// `quantity`; zero for what is no quantity or is negative.
+/// `quantity`; zero if it is unreadable or negative.
 pub(crate) fn amount(quantity: &Quantity) -> Billionths {
     billionths(&quantity.0).unwrap_or(0).max(0)
 }
 
-/// The same in units of `1 / per` (`per` divides a billion), rounded up.
+/// `amount` in units of `1 / per` (`per` divides a billion), rounded up.
 pub(crate) fn in_units(amount: Billionths, per: i128) -> u64 {
     let step = UNIT / per;
     u64::try_from(amount / step + i128::from(amount % step != 0)).unwrap_or(u64::MAX)

@@ -29,8 +29,8 @@ impl QueueFrom {
         gpus: 0,
     };
 
-    /// Is a pod of this priority queued that requests so many MiB of each of so many GPUs? If that cannot be told, as much
-    /// as any.
+    /// Is a pod with this priority and this size queued? The size is the MiB of each GPU, and the number of GPUs. An
+    /// unknown size counts as the largest.
     #[must_use]
     pub fn queues(&self, priority: i32, size: Option<(u64, u64)>) -> bool {
         let is_as_large = |(mib, gpus)| self.mib_per_gpu <= mib && u64::from(self.gpus) <= gpus;
@@ -44,8 +44,8 @@ impl QueueFrom {
         self.queues(other.priority, Some(size))
     }
 
-    /// As few entries as queue the same pods. If that takes more than 16, those of the lowest priorities are one, which may
-    /// queue more.
+    /// The fewest entries that queue the same pods. If they are more than 16, the entries of the lowest priorities
+    /// become one, which may queue more pods.
     #[must_use]
     pub fn fewest(mut all: Vec<Self>) -> Vec<Self> {
         all.sort_unstable_by_key(|it| (Reverse(it.priority), it.mib_per_gpu, it.gpus));

@@ -1,5 +1,5 @@
-//! `&Pod` → [`Request`]: what the containers ask for and what the annotations say about it. It
-//! does not know nodes, cards, or whether anything is free.
+//! `&Pod` → [`Request`]: the requests of the containers, and the settings for them in the annotations. This module does
+//! not know nodes, cards, or free resources.
 
 mod rules;
 mod sum;
@@ -24,8 +24,8 @@ pub const MAX_GPUS: u32 = 64;
 /// API server bounds.
 pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
 
-/// What `pod` asks for when gpu-mem is called `resource`, and the names of the asking containers,
-/// one per claim. A pod that asks for no GPU memory has no claims, whatever its annotations say.
+/// The request of `pod` if `resource` is the name of gpu-mem, and the names of the requesting containers, one per
+/// claim. A pod that does not request GPU memory gets a request without claims, whatever its annotations are.
 ///
 /// ```
 /// use gpustow_api::{names, request};
@@ -45,7 +45,7 @@ pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
 /// ```
 ///
 /// # Errors
-/// [`BadRequest`] says which field cannot be honoured, and the fix.
+/// [`BadRequest`] names the invalid field, and the fix.
 pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), BadRequest> {
     let Some(spec) = &pod.spec else {
         return Ok(Default::default());
@@ -95,7 +95,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
             env,
         });
     }
-    // A pod that is only planned says nothing in its containers yet.
+    // The containers of a pod that is only planned do not state their limits yet.
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let waits = pod.metadata.resource_version.is_some() && !bound;
     let size = size(&request, spec)?;
@@ -240,7 +240,7 @@ fn limit<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
     of(&resources.limits).or_else(|| of(&resources.requests))
 }
 
-/// What each of `gpus` cards gives.
+/// The MiB on each of `gpus` cards.
 fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequest> {
     let gpus = u64::from(gpus);
     let problem = if mib / gpus > MAX_MIB_PER_GPU {
@@ -320,7 +320,7 @@ fn policy(value: &str) -> Result<PolicyKind, String> {
 /// form of names.
 ///
 /// # Errors
-/// What is wrong with the name and what to do.
+/// The error in the name, and the fix.
 pub fn extended_resource(name: &str) -> Result<String, &'static str> {
     let Some((prefix, rest)) = name.split_once('/') else {
         return Err("an extended resource has a prefix, as in example.com/gpu-mem");

@@ -1,5 +1,6 @@
-//! What the extender writes on a waiting pod while it reserves GPU memory for it ([`RESERVATION`](crate::names::RESERVATION)),
-//! so that the next leader goes on with it. The message of the condition beside it is for people.
+//! The annotation of the extender on a waiting pod while it reserves GPU memory for the pod
+//! ([`RESERVATION`](crate::names::RESERVATION)). The next leader continues the reservation. The message of the pod's
+//! condition is for people.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What selectors require of labels. An operator that is not known here holds: it refuses no node, and a disruption budget with
-//! one covers the pod.
+//! The requirements of selectors on labels. An operator that is not known here holds: it refuses no node, and a
+//! disruption budget with one covers the pod.
 
 use std::iter::once;
 
@@ -30,7 +30,7 @@ impl Label {
 pub(crate) struct Selector(Box<[Requirement]>);
 
 impl Selector {
-    /// What an object says.
+    /// The requirements of an API object.
     pub(crate) fn of(selector: &LabelSelector) -> Self {
         let labels = selector.match_labels.iter().flatten();
         let labels = labels.map(|(key, value)| Requirement::new(key, "In", once(value)));
@@ -46,7 +46,7 @@ impl Selector {
     }
 }
 
-/// What a selector requires of one label or field.
+/// A selector's requirement on one label or field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Requirement {
     pub(crate) key: Box<str>,
@@ -55,7 +55,7 @@ pub(crate) struct Requirement {
 }
 
 impl Requirement {
-    /// Of what an object says.
+    /// A requirement with the fields of an API object.
     pub(crate) fn new<'v>(
         key: &str,
         operator: &str,

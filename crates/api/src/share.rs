@@ -1,4 +1,4 @@
-//! Pods are many and much alike, and so are nodes: what they have in common is kept once.
+//! Pods are many and much alike, and so are nodes: this module keeps their common values once.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -9,10 +9,10 @@ use gpustow_pack::Request;
 use crate::intree::{Constraints, Label};
 use crate::{Asks, Assignment, Group, NodeFacts, PodFacts};
 
-/// What is not in use any more is looked for after so many new values, or as many as there are.
+/// [`Interned`] drops unused values after this number of new values, or after as many as it holds, if that is more.
 const SWEEP: usize = 1024;
 
-/// What pods, or nodes, have in common.
+/// The values that pods, or nodes, have in common.
 #[derive(Debug, Default)]
 pub struct Shared {
     texts: Interned<str>,
@@ -25,7 +25,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Replaces what another pod has too by that pod's copy.
+    /// Replaces each value that another pod has, too, by that pod's copy.
     pub fn share(&mut self, pod: &mut PodFacts) {
         self.texts.share(&mut pod.namespace);
         let group = pod.group.as_mut().map(Group::name_mut);
@@ -48,7 +48,7 @@ impl Shared {
         self.sets.share(&mut pod.labels);
     }
 
-    /// The same for a node.
+    /// Replaces each label that another node has, too, by that node's copy.
     pub fn share_node(&mut self, node: &mut NodeFacts) {
         for label in &mut node.labels {
             self.labels.share(label);
@@ -60,7 +60,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Interned<T: ?Sized> {
     values: HashSet<Arc<T>>,
-    /// New ones until those that are not in use are looked for.
+    /// The number of new values until the next search for unused values.
     left: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What another GPU sharer promised to a pod, read from that sharer's annotations.
+//! The promise of another GPU sharer to a pod, read from that sharer's annotations.
 //!
 //! Formats: gpushare's annotations `ALIYUN_COM_GPU_MEM_*` and the JSON of its successor
 //! (<https://github.com/AliyunContainerService/gpushare-scheduler-extender>), HAMi's and Volcano's lists
@@ -18,7 +18,7 @@ use crate::{names, quantity};
 /// As many GPUs of a pod are read.
 const MAX_GPUS: usize = 256;
 
-/// What a pod was promised.
+/// The promise to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// Who placed the pod.
@@ -38,7 +38,7 @@ enum Which {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Amount {
     Bytes(u64),
-    /// Volcano's own, as many MiB each as its `gpuMemoryFactor` says.
+    /// Volcano's own units, each of as many MiB as its `gpuMemoryFactor` states.
     Units(u64),
     /// So many of the units into which the GPU is divided.
     Part(u64, u64),
@@ -46,7 +46,7 @@ enum Amount {
 }
 
 impl Promise {
-    /// What the annotations of a pod say; `None` if no other sharer placed it, or once it has finished.
+    /// The promise in the annotations of a pod; `None` if no other sharer placed it, or once it has finished.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         let phase = pod
@@ -111,7 +111,7 @@ fn mib(mib: u64) -> Amount {
     Amount::Bytes(mib.saturating_mul(1 << 20))
 }
 
-/// The containers' limits of a resource, added up; zero for what is no whole number.
+/// The sum of the containers' limits of a resource. A limit that is not a whole number counts as zero.
 #[must_use]
 pub fn requested(pod: &Pod, resource: &str) -> u64 {
     let spec = pod.spec.iter();
@@ -139,7 +139,7 @@ fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Its units are GiB or MiB, as it was installed, so that the part of the GPU is what counts.
+/// The installation decides whether its units are GiB or MiB, so that only the part of the GPU counts.
 fn gpushare(pod: &Pod, notes: &BTreeMap<String, String>) -> Option<Promise> {
     const SHARER: &str = "gpushare";
     let units = requested(pod, names::GPUSHARE_MEM);
@@ -193,7 +193,7 @@ fn volcano(pod: &Pod, notes: &BTreeMap<String, String>) -> Option<Promise> {
     ))
 }
 
-/// A pod with GPUs alone may be one of NVIDIA's own device plugin, which the kubelet tells of.
+/// A pod with GPUs alone may be a pod of NVIDIA's own device plugin. The kubelet reports its GPUs.
 fn hami(pod: &Pod, notes: &BTreeMap<String, String>) -> Option<Promise> {
     const SHARER: &str = "hami";
     let each = requested(pod, "nvidia.com/gpumem");

@@ -9,7 +9,7 @@ pub fn is_later(version: &str) -> bool {
     ordinal(version) > ordinal(VERSION)
 }
 
-/// Major, minor and patch as one number; nothing of what is no version.
+/// Major, minor and patch as one number; none if `version` is not a version.
 fn ordinal(version: &str) -> Option<u64> {
     let release = version.split(['-', '+']).next().unwrap_or_default();
     let mut parts = release.split('.');

@@ -1,4 +1,4 @@
-//! `GpuWorkload`: what the pods of one workload used of their GPUs, and what they should request by that.
+//! `GpuWorkload`: the use of GPUs by the pods of one workload, and the request that follows from it.
 
 use std::fmt;
 
@@ -159,7 +159,8 @@ impl ContainerHistory {
         }
     }
 
-    /// Advice by what is stored; with `permille` exceeded in no more than `1000 - permille` of a thousand minutes.
+    /// The advice from the stored history. With `permille`, the use exceeds it in no more than `1000 - permille` of a
+    /// thousand minutes.
     #[must_use]
     pub fn advise(&self, permille: Option<u32>) -> Option<Advice> {
         let (history, gpu) = (History::of(&self.history), Mib(self.gpu_mib));
@@ -170,7 +171,7 @@ impl ContainerHistory {
     }
 }
 
-/// Are these sizes those of one kind of GPU? Drivers differ in how much they keep for themselves.
+/// Do both sizes belong to one kind of GPU? Drivers differ in how much they keep for themselves.
 #[must_use]
 pub fn same_size(one: Mib, other: Mib) -> bool {
     one.0.abs_diff(other.0) <= one.max(other).0 / 20
@@ -186,7 +187,7 @@ pub struct Basis<'a> {
 }
 
 impl<'a> Basis<'a> {
-    /// Of the histories of a container, those that count for this image.
+    /// The histories of a container that count for this image.
     #[must_use]
     pub fn new(all: impl IntoIterator<Item = &'a ContainerHistory>, image: &str) -> Self {
         let all = all.into_iter();
@@ -238,7 +239,8 @@ impl<'a> Basis<'a> {
     }
 }
 
-/// The name of a workload's object. Kinds have no dash, so that no two workloads of one API group share a name.
+/// The name of a workload's object. Kinds do not contain dashes, so that no two workloads of one API group share a
+/// name.
 #[must_use]
 pub fn name_of(workload: &Owner) -> String {
     let whole = format!("{}-{}", workload.kind, workload.name).to_lowercase();
@@ -246,7 +248,7 @@ pub fn name_of(workload: &Owner) -> String {
     if whole.len() <= MAX_NAME && whole.bytes().all(may) {
         return whole;
     }
-    // FNV-1a, which stays the same in each version of this program.
+    // FNV-1a gives equal hashes in each version of this program.
     let hash = whole.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });

@@ -1,22 +1,23 @@
-//! What one call may spend on searches, so that no pod keeps the others waiting.
+//! The steps that one call may spend on searches, so that no pod delays the others.
 //!
-//! A pod of several containers is searched for on every node that is not remembered. When a call has
-//! spent its steps it answers with what it has found; the nodes that it has not looked at it calls
-//! [`Reason::NotYet`]. The pod is woken to be asked for again, and that call begins where this one
-//! stopped: after as many calls as there are nodes each has been looked at.
+//! Filter searches a placement for a pod of several containers on every node without a remembered answer. When a call
+//! has spent its steps, it answers with the results so far, and with [`Reason::NotYet`] for the other nodes. The
+//! extender wakes the pod, so that kube-scheduler asks again. The next call begins where this one stopped: after as
+//! many calls as there are nodes, each node has been searched.
 
 use crate::books::Node;
 use crate::config::Config;
 use crate::reason::Reason;
 
-/// What one periodic look may cost: it holds the lock that filter calls wait for. A fit of a pod of one GPU counts as
-/// [`FIT`], a search adds its steps, and each pod or node that is only looked at counts once.
+/// The budget of one periodic look, which holds the lock that filter calls wait for. A fit of a pod of one GPU counts
+/// as [`FIT`], and a search adds its steps. Each pod or node that is only looked at counts once.
 const LOOK: u64 = 4096;
-/// What one part of a round may cost, in nodes and GPUs looked at, each up to a microsecond or two: some milliseconds.
+/// The budget of one part of a round, in nodes and GPUs. Each takes up to a microsecond or two: some milliseconds
+/// together.
 const ROUND: u64 = 8_000;
-/// The same for what a filter call does at its end: some tenths of a millisecond.
+/// The budget of the work at the end of a filter call: some tenths of a millisecond.
 const CALL: u64 = 512;
-/// What a plan may cost that is made for people: it holds no lock.
+/// The budget of a plan that is made for people: it does not hold a lock.
 const PLAN: u64 = 1_600_000;
 const FIT: u64 = 8;
 
@@ -25,7 +26,7 @@ const FIT: u64 = 8;
 pub struct Budget {
     whole: u64,
     left: u64,
-    /// What each fit costs beside its steps.
+    /// The cost of each fit in addition to its steps.
     fit: u64,
     spent: u64,
     /// Views count, too; no search is refused, and the caller stops between two nodes.
@@ -48,7 +49,7 @@ impl Budget {
         Self::with(config.search_steps, 0)
     }
 
-    /// For one periodic look, which counts every fit. What it leaves, the next look goes on with.
+    /// For one periodic look, which counts every fit. The next look continues with the work that is left.
     pub fn of_look() -> Self {
         Self::with(LOOK, FIT)
     }
@@ -62,7 +63,7 @@ impl Budget {
         }
     }
 
-    /// The same for the end of a filter call, which leaves the rest to a round.
+    /// As [`Budget::of_round`], for the end of a filter call, which leaves the rest to a round.
     pub fn of_call() -> Self {
         Self {
             to_end: true,
@@ -115,12 +116,12 @@ impl Budget {
         })
     }
 
-    /// What this one has left, for a part of the look.
+    /// The rest of the budget `whole`, for a part of the look.
     pub fn of_rest(whole: &Self) -> Self {
         Self::with(whole.left, whole.fit)
     }
 
-    /// A part of the look has spent what it did.
+    /// Charges the steps that a part of the look has spent.
     pub fn charge_spent(&mut self, part: &Self) {
         self.take(part.spent);
     }
@@ -130,12 +131,12 @@ impl Budget {
         self.spent = self.spent.saturating_add(units);
     }
 
-    /// What was spent, the last search to its end.
+    /// The spent units, with the whole of the last search.
     pub fn spent(&self) -> u64 {
         self.spent
     }
 
-    /// A view of the node is computed: for each GPU everybody who is there is looked at.
+    /// Charges the computation of a node's view, which looks at every pod for each GPU.
     pub(crate) fn charge_view(&mut self, node: &Node) {
         if self.to_end {
             let pods = usize::try_from(node.count()).unwrap_or(usize::MAX);
@@ -148,7 +149,7 @@ impl Budget {
         Self::with(u64::MAX, 0)
     }
 
-    /// For looking at what is remembered.
+    /// For a look at remembered answers alone.
     pub fn none() -> Self {
         Self::with(0, 0)
     }

@@ -1,4 +1,4 @@
-//! What an operator may tune.
+//! The settings that an operator may change.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use gpustow_pack::PolicyKind;
 
 use crate::books::Settings;
 
-/// What an operator may tune.
+/// The settings that an operator may change.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The policy for pods that name none.
@@ -18,8 +18,8 @@ pub struct Config {
     pub stale_after: Duration,
     /// How long a reservation waits for its bind.
     pub reservation_ttl: Duration,
-    /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
-    /// prepare before it binds.
+    /// How long a reservation waits for its bind if the pod has volumes or resource claims. kube-scheduler may take
+    /// long to prepare these before it binds.
     pub slow_reservation_ttl: Duration,
     /// A pod that starts holds up others for so long at most.
     pub start_timeout: Duration,
@@ -33,9 +33,9 @@ pub struct Config {
     pub reclaim: bool,
     /// How long a pod waits, since it was created, before memory is reclaimed for it.
     pub reclaim_after: Duration,
-    /// What is done at most to have a pod give memory back.
+    /// The strongest action that makes a pod give memory back.
     pub action: Action,
-    /// Owners may soften that for their pods.
+    /// Owners may choose a weaker action for their pods.
     pub owners_soften: bool,
     /// How long memory that is reclaimed is waited for, beyond the time that its users have to end.
     pub reclaim_for: Duration,
@@ -112,7 +112,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What nodes need of it.
+    /// The settings on which nodes' views depend.
     pub fn of_views(&self) -> Settings {
         Settings::new(self.reclaim, self.compute, self.fence)
     }

@@ -1,4 +1,5 @@
-//! What is known at one moment, for questions: a question changes nothing. Who waits is not known here.
+//! The state of the ledger at one moment, for questions: a question changes nothing. The queue of waiting pods is not
+//! part of it.
 
 mod evidence;
 
@@ -25,27 +26,27 @@ const LATE: i64 = 60;
 /// See the module's documentation. Its questions are where their answers are used.
 #[derive(Clone, Copy)]
 pub struct Known<'a> {
-    /// What is true.
+    /// The facts: nodes, pods and reservations.
     pub books: &'a Books,
-    /// What filter remembers.
+    /// The remembered answers of filter.
     pub scores: &'a Scores,
     /// Which pod room is kept for.
     pub earmarks: &'a Earmarks,
-    /// What kube-scheduler has shown.
+    /// The evidence of kube-scheduler's calls.
     pub shown: &'a Shown,
     /// Pods that were woken for room.
     pub offered: &'a Offered,
     /// The highest priority of a queued pod.
     pub queued: Option<i32>,
-    /// What the administrator decided.
+    /// The administrator's settings.
     pub config: &'a Config,
     /// Pods that were asked to give memory back.
     pub asked: &'a Asked,
-    /// What looks have cost so far.
+    /// The cost of all looks so far.
     pub work: &'a AtomicU64,
     /// The moment, on the caller's clock.
     pub now: Duration,
-    /// The same in seconds since 1970, if that is known.
+    /// That moment in seconds since 1970, if it is known.
     pub unix: Option<i64>,
 }
 
@@ -61,7 +62,7 @@ impl Known<'_> {
         self.enter(slot).map(drop)
     }
 
-    /// The same, with what the node lets in.
+    /// As [`Known::check`], and returns the node's gate.
     pub fn enter(&self, slot: Slot) -> Result<Gate, Reason> {
         let gate = self.scores.gate(slot);
         match self.books.is_stale(gate, self.now) {
@@ -83,7 +84,8 @@ impl Known<'_> {
         pod.group == other.group && self.books.gang(pod).is_some_and(Group::is_in_tree)
     }
 
-    /// Is the reservation of another free for this pod, which requests the same, has one too, and whose turn is before?
+    /// May this pod take the other pod's reservation? Both have a reservation and equal requests, and this pod's turn
+    /// comes first.
     pub(crate) fn may_take_reservation(&self, pod: &PodFacts, other: &PodFacts) -> bool {
         let both = || {
             [pod, other]
@@ -93,7 +95,7 @@ impl Known<'_> {
         both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }
 
-    /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse even if no pod started.
+    /// A cheap estimate: false if filter, or kube-scheduler before it, would refuse the pod even if no pod started.
     pub fn may_fit(&self, name: &str, pod: &PodFacts) -> bool {
         self.check(name).is_ok()
             && self
@@ -140,11 +142,11 @@ impl Known<'_> {
 
 /// Pods that terminate, and until when others wait for them.
 ///
-/// A pod that is being deleted soon leaves what it holds, so that nothing need be done where it is. It may hang for
-/// ever: a process in an uninterruptible sleep, or a grace period of a year. A pod that is late counts no more as one
-/// that leaves: what it holds is held.
+/// A terminating pod soon releases its memory, so that the extender does nothing on its node. The pod may hang for
+/// ever: a process in an uninterruptible sleep, or a grace period of a year. A late pod does not count as a leaving pod
+/// any more: its memory stays held.
 impl Known<'_> {
-    /// Is the pod being deleted, and about to leave what it holds?
+    /// Is the pod being deleted, and about to release its memory?
     pub fn leaves(&self, pod: &PodFacts) -> bool {
         pod.deleting && !self.is_late(pod)
     }

@@ -1,9 +1,9 @@
-//! What is true of the cluster's GPUs, and what is known of its pods: the ground of the ledger. It is told what happens and
-//! answers what would fit; it does not know who waits, nor how room is made.
+//! The ground of the ledger: the facts about the cluster's GPUs and pods. This crate receives events and answers which
+//! pods would fit. It does not know the waiting pods, nor the means that make room.
 //!
-//! * [`Books`] say what is true: nodes, pods, reservations, the hard bound. Each verb returns a [`Change`].
-//! * [`Scores`] hold what filter remembers and policies have learnt.
-//! * [`Earmarks`] say which pod room is kept for.
+//! * [`Books`] hold the facts: nodes, pods, reservations, the hard bound. Each verb returns a [`Change`].
+//! * [`Scores`] hold the remembered answers of filter and the lessons of policies.
+//! * [`Earmarks`] record for which pod room is kept.
 //! * [`Shown`] is the evidence of kube-scheduler's calls.
 //! * [`Known`] is all of it at one moment, for questions.
 //! * [`Trial`] is the one what-if: nodes as they would be if some pods were gone and others had come.

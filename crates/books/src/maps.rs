@@ -1,7 +1,7 @@
-//! Maps that are iterated in an order which follows from what was put into them and taken out: the same events lead to
-//! the same decisions, and a fault that a history shows is shown each time.
+//! Maps and sets whose order of iteration depends only on their insertions and removals. Equal events lead to equal
+//! decisions, and a replayed history shows its fault each time.
 //!
-//! They hash from where the standard library's random numbers say: no outsider can tell which keys collide.
+//! Random numbers of the standard library seed the hash function: an outsider cannot predict which keys collide.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -26,7 +26,7 @@ impl BuildHasher for Hashing {
     }
 }
 
-/// A map in the order of what was put into it.
+/// A map whose order depends only on its insertions and removals.
 pub type HashMap<K, V> = indexmap::IndexMap<K, V, Hashing>;
-/// A set in the order of what was put into it.
+/// A set whose order depends only on its insertions and removals.
 pub type HashSet<T> = indexmap::IndexSet<T, Hashing>;

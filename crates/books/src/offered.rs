@@ -12,21 +12,22 @@ pub struct Offered {
     /// The node of each offer, and until when it is the pod's own.
     all: HashMap<Uid, (Arc<str>, Duration)>,
     on: HashMap<Arc<str>, Vec<Uid>>,
-    /// Pods that reserved, by the node that was offered to them: what filter said of it holds until their bind.
+    /// The node that was offered to each pod with a reservation: filter's answer for this node stays valid until the
+    /// bind.
     kept: HashMap<Uid, Arc<str>>,
-    /// The pod for which an offer beyond what fits together is looked at now.
+    /// The pod that may get an extra offer, beyond the pods that fit together; set while the ledger examines it.
     extra: Option<Uid>,
 }
 
 impl Offered {
-    /// Room on the node is offered to the pod until then, and what was before is not.
+    /// Offers room on the node to the pod until then, and ends its earlier offer.
     pub fn put(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
         self.end(uid);
         self.all.insert(uid.clone(), (node.clone(), until));
         self.on.entry(node.clone()).or_default().push(uid.clone());
     }
 
-    /// What is offered to the pod lasts until then.
+    /// The pod's offer lasts until then.
     pub fn lasts(&mut self, uid: &str, until: Duration) {
         if let Some((_, its)) = self.all.get_mut(uid) {
             *its = until;
@@ -45,7 +46,7 @@ impl Offered {
         Some(node)
     }
 
-    /// The pod has reserved, and what was offered to it holds until its bind.
+    /// The pod has a reservation: filter's answer for the offered node stays valid until the bind.
     pub fn keep(&mut self, uid: &str, node: Arc<str>) {
         self.kept.insert(uid.into(), node);
     }
@@ -55,12 +56,12 @@ impl Offered {
         self.kept.swap_remove(uid);
     }
 
-    /// The pod that would be offered room beyond what fits together, while that is looked at.
+    /// Sets the pod that may get an extra offer, beyond the pods that fit together, while the ledger examines it.
     pub fn set_extra(&mut self, uid: Option<&Uid>) {
         self.extra = uid.cloned();
     }
 
-    /// What is offered to the pod, and until when.
+    /// The node of the pod's offer, and the end of the offer.
     pub fn to(&self, uid: &str) -> Option<&(Arc<str>, Duration)> {
         self.all.get(uid)
     }
@@ -75,12 +76,12 @@ impl Offered {
         self.all.is_empty()
     }
 
-    /// Does what is offered to the pod last still?
+    /// Does the pod's offer still last?
     pub fn may_come(&self, uid: &str, now: Duration) -> bool {
         self.to(uid).is_some_and(|(_, end)| *end > now)
     }
 
-    /// Is room on this node offered to the pod, or about to be beyond what fits together?
+    /// Is room on this node offered to the pod, still valid for its bind, or examined for an extra offer?
     pub fn is_for(&self, uid: &str, node: &str) -> bool {
         let is_here = |it: &Arc<str>| **it == *node;
         self.to(uid).is_some_and(|(offered, _)| is_here(offered))

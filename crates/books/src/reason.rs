@@ -13,7 +13,7 @@ pub enum Reason {
     Stale,
     /// The room is kept for a pod that preempts there.
     Nominated,
-    /// What comes free is kept for a pod that has waited longer.
+    /// Memory that becomes free is reserved for a pod that has waited longer.
     Reserved,
     /// Others use the room beyond their requests, and were asked to give it back.
     Reclaimed,

@@ -1,9 +1,9 @@
 //! A what-if: nodes as they would be if some pods were gone and others had come. Nothing changes by it.
 //!
-//! It counts everything, always: GPU memory, compute and MIG slices, CPU and memory of the host, pod slots, the rules of
-//! `gpu-affinity` and `gpu-anti-affinity`, and the room that is kept for others. It counts anti-affinity on a node where
-//! kube-scheduler has not compared the node as it would be. Beside what filter remembers
-//! ([`crate::scores`]), every fit is asked for here.
+//! It counts everything, always: GPU memory, compute and MIG slices, CPU and memory of the host, and pod slots. It also
+//! counts the rules of `gpu-affinity` and `gpu-anti-affinity`, and the room that is kept for others. It counts
+//! anti-affinity on a node if kube-scheduler has not compared the node as it would be. Every fit is asked for here,
+//! apart from the remembered answers of filter ([`crate::scores`]).
 
 mod kept;
 mod left;
@@ -21,7 +21,7 @@ use crate::reason::Reason;
 use crate::scores::Scores;
 pub use left::{Host, Left};
 
-/// GPUs of a node that a pod gets, by their index, and what it is charged of each.
+/// The GPUs of a node that a pod gets, by index, and the memory that it is charged for each.
 pub type Charges<'c> = &'c [(usize, Mib)];
 
 /// See the module's documentation.
@@ -30,15 +30,15 @@ pub struct Trial<'k> {
     gone: HashSet<Uid>,
     /// All pods are gone.
     is_empty: bool,
-    /// So are those that reports show and that are bound to the node no more.
+    /// Pods that reports show, but that are not bound to the node any more, are gone.
     ended: bool,
-    /// GPUs, by UUID, of which the memory has come back that this pod, or any, uses beyond what it holds.
+    /// GPUs, by UUID, where this pod, or every pod if none is named, has given back its use beyond its hold.
     repaid: Vec<(Arc<str>, Option<Uid>)>,
     /// Pods that start hold up others.
     starts: bool,
     /// Room that is kept for others counts as taken.
     keeps: bool,
-    /// Others are those that come before this pod, whichever pod is asked about.
+    /// Room is kept for the pods that come before this pod, whichever pod is asked about.
     asker: Option<&'k PodFacts>,
     /// Of this node no more is left than that.
     most: Option<(Arc<str>, Left)>,
@@ -55,7 +55,7 @@ struct Spot<'k> {
     kept_from: Option<Uid>,
     /// Is room kept there at all?
     is_kept: bool,
-    /// What is left changes before it is read again.
+    /// `left` is out of date, and is computed again before the next read.
     is_stale: bool,
     /// GPUs that all pods have left.
     cleared: Vec<usize>,
@@ -69,7 +69,7 @@ struct Step {
     uid: Uid,
     request: Arc<Request>,
     charges: Vec<(usize, Mib)>,
-    /// What was left before it came, for this pod.
+    /// The node's `left` before the pod came, with room kept from `kept_from`.
     before: Left,
     kept_from: Option<Uid>,
 }
@@ -108,7 +108,8 @@ impl<'k> Known<'k> {
     }
 }
 
-/// What is supposed. To be said before a node is looked at, but for [`Trial::leave`], [`Trial::stay`] and [`Trial::clear`].
+/// The assumptions. They must be set before a node is looked at, except [`Trial::leave`], [`Trial::stay`] and
+/// [`Trial::clear`].
 impl<'k> Trial<'k> {
     /// Pods that start hold up others, as they do now. Else all starts are over: they end without that anything is done.
     pub fn while_others_start(mut self) -> Self {
@@ -134,13 +135,13 @@ impl<'k> Trial<'k> {
         self
     }
 
-    /// Room is kept for those that come before this pod, whichever is asked about.
+    /// Room is kept for the pods that come before this pod, whichever pod is asked about.
     pub fn for_all_of(mut self, asker: &'k PodFacts) -> Self {
         self.asker = Some(asker);
         self
     }
 
-    /// All that pods use of these GPUs beyond what they hold has come back.
+    /// Pods have given back all memory of these GPUs that they use beyond their holds.
     pub fn repaid(mut self, cards: impl Iterator<Item = Arc<str>>) -> Self {
         self.repaid = cards.map(|card| (card, None)).collect();
         self
@@ -184,7 +185,7 @@ impl<'k> Trial<'k> {
         spots.for_each(|spot| spot.is_stale = true);
     }
 
-    /// All pods have left this GPU of the node, but for those that have come.
+    /// All pods have left this GPU of the node, except the pods that came in this what-if.
     pub fn clear(&mut self, on: &str, card: usize) {
         let Some((index, _, spot)) = self.spots.get_full_mut(on) else {
             return;
@@ -200,7 +201,7 @@ impl<'k> Trial<'k> {
         spot.left.replace(card, empty);
     }
 
-    /// The GPUs of the node that an administrator has cordoned take pods, and those that are left to claims.
+    /// GPUs of the node that are cordoned or left to ResourceClaims accept pods.
     pub fn uncordon(&mut self, on: &str, pod: &PodFacts) {
         if let Ok(spot) = self.spot(on, pod, &mut Budget::all()) {
             let Spot { node, left, .. } = &mut self.spots[spot];
@@ -209,7 +210,7 @@ impl<'k> Trial<'k> {
     }
 }
 
-/// What follows.
+/// The results.
 impl<'k> Trial<'k> {
     /// The best placement of the pod on the node, on `only` these GPUs if some are named.
     pub fn fit(
@@ -224,7 +225,7 @@ impl<'k> Trial<'k> {
         self.fit_at(spot, pod, only, host, budget)
     }
 
-    /// Does the pod fit on the node? None if that cannot be told within the budget.
+    /// Does the pod fit on the node? None if the budget does not suffice for an answer.
     pub fn fits(
         &mut self,
         pod: &PodFacts,
@@ -239,10 +240,10 @@ impl<'k> Trial<'k> {
         }
     }
 
-    /// The pod's placement beside what is kept for others.
+    /// The pod's placement next to the room that is kept for others.
     ///
     /// # Errors
-    /// What it lacks on the node as it is, or else which pod the room is kept for.
+    /// The reason why the node as it is does not suffice, or else why its room is kept for others.
     pub fn choose(
         mut self,
         pod: &PodFacts,
@@ -275,13 +276,13 @@ impl<'k> Trial<'k> {
         }
     }
 
-    /// What is left of a node for the pod.
+    /// The free resources of a node for the pod.
     pub fn left(&mut self, pod: &PodFacts, on: &str, budget: &mut Budget) -> Result<&Left, Reason> {
         let spot = self.spot(on, pod, budget)?;
         Ok(self.at(spot))
     }
 
-    /// The same for a pod from which nothing is kept.
+    /// The free resources of a node for a pod from which no room is kept.
     pub fn left_for_all(mut self, on: &str) -> Option<Left> {
         if let Some(spot) = self.spots.swap_remove(on) {
             return Some(spot.left);
@@ -305,7 +306,7 @@ impl<'k> Trial<'k> {
     }
 }
 
-/// The same for a node that was looked at before, by its index.
+/// The results for a node that was looked at before, by its index.
 impl<'k> Trial<'k> {
     /// Looks at a node for a pod.
     pub fn spot(&mut self, on: &str, pod: &PodFacts, budget: &mut Budget) -> Result<usize, Reason> {
@@ -354,7 +355,7 @@ impl<'k> Trial<'k> {
         self.is_empty || self.gone.contains(uid) || self.ended && node.has_ended(uid)
     }
 
-    /// What is left of it.
+    /// The free resources of the node.
     pub fn at(&self, spot: usize) -> &Left {
         &self.spots[spot].left
     }
@@ -444,7 +445,8 @@ impl<'k> Trial<'k> {
         came || self.name(spot).is_some_and(is_elsewhere)
     }
 
-    /// What rules ask of the node's GPUs. A pod of an affinity group goes to those that the group has, even if they are cleared.
+    /// The traits of the node's GPUs that rules read. A pod of an affinity group goes to the group's GPUs, even if
+    /// these are cleared.
     fn traits(&self, spot: usize, group: Option<&Arc<str>>) -> Vec<Traits<'_>> {
         let Spot {
             node,
@@ -485,7 +487,7 @@ impl<'k> Spot<'k> {
     }
 }
 
-/// What is left of a new node beside the pod: no pod is there yet, nor is anything kept.
+/// The free resources of a new node next to the pod. No pod is there yet, and no room is kept.
 pub fn left_of_new(
     view: &NodeGpus,
     request: &Request,

@@ -21,7 +21,7 @@ const COLORS: [&str; 8] = [
     "#5b8ff9", "#61d9a5", "#f6bd16", "#e8684a", "#6dc8ec", "#9270ca", "#ff9d4d", "#269a99",
 ];
 
-/// What a cluster of the device plugin looks like, at the times of [`super::world::World::frames`].
+/// Pictures of a device plugin's cluster, at the times of [`super::world::World::frames`].
 pub(crate) fn frames(cluster: &mut Cluster<'_>) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut at = FRAME;
@@ -80,8 +80,8 @@ fn left(panel: u64) -> u64 {
     GAP + panel * (WIDTH + GAP)
 }
 
-/// One cluster: its name and counts, and a bar per GPU, in which pods have their share. With `whole`, what is left of a
-/// GPU with a pod is out of reach.
+/// One cluster: its name and counts, and a bar per GPU with the shares of its pods. With `whole`, the rest of a GPU
+/// with a pod is marked as out of reach.
 fn panel(number: u64, name: &str, frame: &Frame, whole: bool) -> String {
     let x = left(number);
     let picture = &frame.picture;

@@ -41,7 +41,7 @@ async fn answer(State(server): State<Shared>, head: Parts, body: Bytes) -> Respo
     let writes = call.method == Method::PATCH;
     let node = call.key().filter(|key| key.0 == Kind::Node && writes);
     let decided = match call.kind {
-        // Of what it does not know there is nothing.
+        // A list of an unknown kind is empty.
         None if call.method == Method::GET && call.name.is_empty() && !call.plural.is_empty() => {
             Ok(
                 json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] })
@@ -51,7 +51,7 @@ async fn answer(State(server): State<Shared>, head: Parts, body: Bytes) -> Respo
         _ => call.decide(&mut server),
     };
     if let Some(node) = node.filter(|_| decided.is_ok()) {
-        // What a node has, its pods may have.
+        // The allocatable resources of a node are its capacity.
         if let Ok(object) = server.get(&node) {
             let patch = json!({ "status": { "allocatable": object["status"]["capacity"] } });
             let _ = server.patch(node, &patch, false, true);

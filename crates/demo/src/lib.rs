@@ -143,8 +143,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs every policy on paused time, each on a thread of its own: a row for each and for the device plugin, and what
-/// the compared policy's cluster looked like.
+/// Runs every policy on paused time, each on a thread of its own. Returns a row for each policy and each kind of device
+/// plugin, and pictures of the compared policy's cluster.
 fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
     let runtimes = runtimes(seed, args.compared().len())?;
     let (progress, (done, end)) = (Progress::of(args.compared()), mpsc::channel());

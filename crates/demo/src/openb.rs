@@ -20,7 +20,7 @@ pub(crate) const MISSING: &str = "--workload openb needs a list of pods: get ope
 /// The GPU pods of a list, or of the default list in a folder, in the order of their creation.
 ///
 /// # Errors
-/// If it cannot be read, or has no such pods.
+/// If the list cannot be read, or lacks such pods.
 pub(crate) fn read(path: &Path) -> Result<Vec<TracePod>> {
     let list = path.join("openb_pod_list_default.csv");
     let path = if path.is_dir() { &list } else { path };

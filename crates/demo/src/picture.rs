@@ -1,5 +1,4 @@
-//! The cards and who is on them, read from the simulated API server's objects alone: what the
-//! extender believes plays no part.
+//! The cards and their pods, read from the simulated API server's objects alone. The extender's state is not used.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,7 +45,7 @@ pub(crate) struct Picture {
     pub(crate) lost: usize,
 }
 
-/// What a cluster looked like at a virtual time.
+/// A picture of a cluster at a virtual time.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) at: Duration,

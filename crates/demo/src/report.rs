@@ -1,4 +1,4 @@
-//! Figures in words: a row per way to share GPUs, and what they come to.
+//! Figures in words: a row per way to share GPUs, and a summary.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::tally::Tally;
 use super::workload::{RAMP, SPAN, Workload};
 use super::world::World;
 
-/// What one way to share the GPUs has come to.
+/// The results of one way to share the GPUs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
     /// Its name.
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// What went wrong, if anything did.
+/// A message about the first broken row, if there is one.
 pub(crate) fn broken(rows: &[Row]) -> Option<String> {
     let row = rows.iter().find(|row| !row.is_sound())?;
     Some(format!(
@@ -126,7 +126,7 @@ fn table(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// What is simulated.
+/// The description of the simulation.
 pub(crate) fn heading(args: &Args, workload: &Workload) -> String {
     let Args { nodes, seed, .. } = args;
     let (span, gpus, description) = (clock(SPAN), workload.gpus, &workload.description);
@@ -136,7 +136,7 @@ pub(crate) fn heading(args: &Args, workload: &Workload) -> String {
     )
 }
 
-/// What stays on the terminal after one run.
+/// The text that stays on the terminal after one run.
 pub(crate) fn summary(rows: &[Row]) -> String {
     let mut lines = table(rows);
     lines.push(format!(

@@ -21,7 +21,7 @@ use super::workload::prefers;
 /// Before a pod is tried again whose bind failed, or an extender that answered with an error.
 const BACKOFF: Duration = Duration::from_millis(50);
 
-/// What kube-scheduler sums up: thousandths of a core, bytes of host memory, MiB of GPU memory.
+/// kube-scheduler's sums of requests: thousandths of a core, bytes of host memory, MiB of GPU memory.
 #[derive(Clone, Copy, Default)]
 struct Sums([u64; 3]);
 
@@ -52,7 +52,7 @@ impl Sums {
     }
 }
 
-/// A node and what its sums have free.
+/// A node and its free resources as sums.
 struct NodeInfo {
     object: Arc<Value>,
     name: Arc<str>,
@@ -77,7 +77,8 @@ pub(crate) struct Scheduler {
     /// UID, and whether the sums of the nodes refused it rather than the extender.
     asleep: BTreeMap<String, bool>,
     seen: u64,
-    /// Before each look, so that the extender has seen what the scheduler sees. On paused time all is still by then.
+    /// A pause before each look, so that the extender has received the events first. On paused time all is still by
+    /// then.
     look: Duration,
 }
 
@@ -133,7 +134,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes in what was written since the last look.
+    /// Processes the writes since the last look.
     fn observe(&mut self) -> Result<()> {
         let changes = locked(&self.server).since(self.seen).map(<[_]>::to_vec);
         let changes = changes.map_err(|refusal| anyhow::anyhow!(refusal.2))?;
@@ -239,20 +240,20 @@ impl Scheduler {
         self.wake(uid);
     }
 
-    /// The nodes whose sums have room: what NodeResourcesFit lets through.
+    /// The nodes whose free sums fit the pod, as NodeResourcesFit computes them.
     fn candidates(&self, pod: &PodFacts) -> Vec<String> {
         let sums = Sums::of(pod);
         let fitting = self.nodes.iter().filter(|node| node.free.holds(sums));
         fitting.map(|node| node.name.to_string()).collect()
     }
 
-    /// Says in the pod that it fits nowhere, as kube-scheduler does, and lets it wait.
+    /// Sets the pod's condition to Unschedulable, as kube-scheduler does, and lets the pod wait.
     fn sleep(&mut self, uid: &str, pod: &Value, by_sums: bool) {
         self.asleep.insert(uid.to_owned(), by_sums);
         let refused =
             json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": refused}});
-        // It may be gone; the next look tells.
+        // The pod may be gone; the next look shows that.
         let _ = locked(&self.server).patch(key_of(Kind::Pod, pod), &patch, true, true);
     }
 }

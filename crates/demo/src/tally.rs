@@ -1,4 +1,4 @@
-//! What is counted while virtual time passes. Every pod that arrived is waiting, running or finished.
+//! Counts that grow while virtual time passes. Every pod that arrived is waiting, running or finished.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What happens in the demo, drawn from a seed: the nodes with their cards, and which pod comes
-//! when and runs for how long. Time is virtual.
+//! The events of the demo, drawn from a seed: the nodes with their cards, and each pod's arrival and run time. Time is
+//! virtual.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) const NAMESPACE: &str = "demo";
 /// The node label that notebooks prefer a value of.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// What nodes are like.
+/// The hardware of a node.
 #[derive(Clone, Copy)]
 struct Hardware {
     cores: u32,
@@ -61,7 +61,7 @@ const NODES: [Hardware; 3] = [
     },
 ];
 
-/// What pods are like.
+/// A kind of pod.
 struct Kind {
     name: &'static str,
     /// Of how many in a hundred.
@@ -170,12 +170,12 @@ pub(crate) struct Workload {
     pub(crate) pods: Vec<Arrival>,
     /// Cards of all nodes.
     pub(crate) gpus: usize,
-    /// What they are, in a line.
+    /// A one-line description of the GPUs and the pods.
     pub(crate) description: String,
 }
 
 impl Workload {
-    /// The same for the same arguments. `trace` has the pods of [`Mix::Openb`].
+    /// A workload that depends on the arguments alone. `trace` has the pods of [`Mix::Openb`].
     pub(crate) fn new(mix: Mix, trace: &[TracePod], seed: u64, nodes: usize, pods: usize) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let hardware = || mix.nodes(nodes);
@@ -195,7 +195,7 @@ impl Workload {
     }
 }
 
-/// Pods with the MiB that each holds, and what they are, in words.
+/// Pods with their MiB, and a description of them in words.
 pub(crate) type Drawn = (Vec<(Arrival, f64)>, String);
 
 /// Scales the run times of pods to the load. None becomes longer than the span.

@@ -95,7 +95,7 @@ impl World {
         locked(&self.tally)
     }
 
-    /// What it has looked like, every [`FRAME`].
+    /// Pictures of the cluster, one every [`FRAME`].
     pub(crate) fn frames(&self) -> Vec<Frame> {
         locked(&self.frames).clone()
     }
@@ -269,7 +269,7 @@ fn key(pod: &str) -> Key {
     (Kind::Pod, NAMESPACE.to_owned(), pod.to_owned())
 }
 
-/// What the driver of such a node says while no program runs.
+/// The driver's reading on such a node while no program runs.
 fn reading(node: &str, gpus: &[(&str, u64)]) -> Reading {
     let cards = gpus.iter().zip(0..).map(|(&(model, mib), index)| Card {
         uuid: format!("GPU-{node}-{index}"),

@@ -16,7 +16,7 @@ fn demo(args: &[&str]) -> Command {
     command
 }
 
-/// What it prints with these arguments.
+/// The output of the program with these arguments.
 fn printed(args: &[&str]) -> Result<String> {
     let output = demo(args).output()?;
     let text = String::from_utf8(output.stdout)?;

@@ -27,7 +27,7 @@ use crate::state::{EventSet, Handle, state, sum};
 const NOT_AVAILABLE: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// What NVML tells of a PCI address.
+/// NVML's data about a PCI address.
 fn pci_info(address: &str) -> Result<nvmlPciInfo_t, Return> {
     let mut parts = address.split([':', '.']);
     let mut part = || {
@@ -319,7 +319,7 @@ c! {
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
         of: nvmlDevice_t, link: c_uint, pci: *mut nvmlPciInfo_t
     ) |call: &str| {
-        // What lies beyond the links to cards is a switch, of which the file does not tell.
+        // Any further link goes to a switch, which the file does not describe.
         let other = device(call, of, |_, gpu, _| {
             let mut first = 0u32;
             let near = gpu.near.iter().find(|near| {

@@ -1,5 +1,5 @@
-//! The calls that make and end MIG instances, and say where they may lie. Each changes the file, as a driver keeps what it made
-//! when its caller dies.
+//! The calls that make and end MIG instances, and list the places where they may lie. A call that makes or ends an
+//! instance changes the file: a driver keeps its instances when its caller dies.
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
 use std::ffi::{c_char, c_uint};
@@ -62,7 +62,7 @@ fn made(gpu: &Gpu, id: c_uint, start: c_uint) -> Result<Mig, Return> {
 /// Hands out a list as NVML does: the number alone where there is no room for it.
 ///
 /// # Safety
-/// `to` is null or points to memory for as many as `count` says, and `count` is null or points to a number.
+/// `to` is null or points to memory for all of `list`, and `count` is null or points to a number.
 unsafe fn put_list<T: Copy>(to: *mut T, count: *mut c_uint, list: &[T]) -> Result<(), Return> {
     unsafe { put(count, list.len() as c_uint)? };
     if !to.is_null() {
@@ -82,7 +82,7 @@ c! {
                 sliceCount: profile.compute_slices.into(),
                 instanceCount: profile.starts.len() as c_uint,
                 memorySizeMB: profile.total_mib,
-                // Numbers, of which zero says nothing.
+                // Numbers, for which zero means unknown.
                 ..unsafe { zeroed() }
             };
             let name = format!("MIG {}", profile.name);
@@ -136,7 +136,7 @@ c! {
             if !gpu.mig.get(place).ok_or(NOT_FOUND)?.bare {
                 return Err(IN_USE);
             }
-            // Those that stay keep their numbers.
+            // The remaining instances keep their numbers.
             for (mig, number) in gpu.mig.iter_mut().zip(0..) {
                 mig.id.get_or_insert(number);
             }

@@ -1,5 +1,6 @@
-//! A `libnvidia-ml.so.1` that needs no GPU: it says what the file `fake-nvml.yaml` beside it says, and looks at the file
-//! again whenever it changes. It does not know who loads it. [`Machine`] is the file, for programs that write it.
+//! A `libnvidia-ml.so.1` that works without a GPU. It simulates the machine in the file `fake-nvml.yaml` next to it,
+//! and reads the file again whenever it changes. It does not know which program loads it. [`Machine`] is the file, for
+//! programs that write it.
 //!
 //! Copied from the real library: answers in two steps (`INSUFFICIENT_SIZE` with the size wanted),
 //! struct versions that are checked, waiting for events, cards that are lost, calls that a driver

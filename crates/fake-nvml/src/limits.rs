@@ -1,5 +1,5 @@
-//! Limits of memory by cgroup, as drivers from 615 on have them. The library always has the functions, and an
-//! older driver's says that it has not: a test that wants one without them changes their names in a copy.
+//! Limits of memory by cgroup, as drivers from 615 on have them. The library always has the functions. For an older
+//! driver, they return `FUNCTION_NOT_FOUND`. A test that wants a library without them changes their names in a copy.
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
 use std::ffi::{CStr, OsStr, c_char, c_ulonglong};

@@ -1,4 +1,4 @@
-//! The file that describes a simulated machine: what its driver says of its GPUs.
+//! The file that describes a simulated machine: the answers of its driver about its GPUs.
 
 mod limits;
 
@@ -10,14 +10,14 @@ use thiserror::Error;
 
 pub use limits::{Limit, Limits, NO_LIMIT};
 
-/// The file's name, beside the library.
+/// The file's name, in the folder of the library.
 pub const FILE: &str = "fake-nvml.yaml";
 /// The name by which programs load the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The name by which Cargo builds it.
 const BUILT: &str = "libnvidia_ml.so";
 
-/// The library, which Cargo builds beside the program that runs, or in `deps` there.
+/// The library, which Cargo builds next to the program that runs, or in `deps` there.
 ///
 /// # Errors
 /// [`ReadError`] if it is in neither.
@@ -29,8 +29,8 @@ pub fn library() -> Result<PathBuf, ReadError> {
     found.ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))
 }
 
-/// Puts `library` into a folder, for programs that look for NVML there, and describes this machine beside it; says where.
-/// It is a copy, as the loader tells libraries apart by their files.
+/// Copies `library` into a folder, for programs that look for NVML there, and describes this machine in a file next to
+/// it. Returns the file's path. The library is a copy, as the loader distinguishes libraries by their files.
 ///
 /// # Errors
 /// [`ReadError`] if the folder cannot be written.
@@ -52,7 +52,7 @@ pub struct Machine {
     pub error: u32,
     /// The cards in NVML's order.
     pub gpus: Vec<Gpu>,
-    /// What has happened so far: append, as a reader only sees what it has not seen.
+    /// The events so far. Append new events: a reader only sees events that it has not seen yet.
     pub events: Vec<Event>,
     /// Functions that this driver does not support, as `nvmlDeviceGetUtilizationRates`.
     pub unsupported: Vec<String>,
@@ -79,10 +79,10 @@ pub struct Gpu {
     /// All its memory.
     #[serde(rename = "totalMiB")]
     pub total_mib: u64,
-    /// What the driver keeps.
+    /// Memory that the driver keeps for itself.
     #[serde(rename = "reservedMiB")]
     pub reserved_mib: u64,
-    /// What is in use; the sum of the processes by default.
+    /// Memory in use; the sum of the processes by default.
     #[serde(rename = "usedMiB")]
     pub used_mib: Option<u64>,
     /// Per cent of the time in which a kernel ran.
@@ -118,7 +118,7 @@ pub struct Mig {
     /// All its memory.
     #[serde(rename = "totalMiB")]
     pub total_mib: u64,
-    /// What the driver keeps.
+    /// Memory that the driver keeps for itself.
     #[serde(rename = "reservedMiB")]
     pub reserved_mib: u64,
     /// Who uses it.
@@ -148,17 +148,17 @@ pub struct Profile {
 pub struct Process {
     /// Its id on the host.
     pub pid: u32,
-    /// What it uses; none if the driver cannot tell.
+    /// The memory that it uses; none if the driver does not report it.
     #[serde(rename = "usedMiB")]
     pub used_mib: Option<u64>,
     /// In which lists it is.
     pub kind: Kind,
-    /// Per cent of the time in which a kernel of its own ran; a driver that tells it of no process of a card
-    /// does not know it.
+    /// Per cent of the time in which a kernel of its own ran. If all processes of a card lack it, the driver does not
+    /// support the call.
     pub utilization: Option<u32>,
 }
 
-/// What a process does with the card.
+/// The kind of a process's use of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
@@ -229,7 +229,7 @@ pub enum ReadError {
     /// It cannot be read.
     #[error("{0}: {1}")]
     File(PathBuf, std::io::Error),
-    /// It says something else than a [`Machine`].
+    /// Its text is neither a [`Machine`] nor a list of [`Limit`]s.
     #[error("{0}: {1}")]
     Text(PathBuf, serde_yaml::Error),
 }
@@ -269,7 +269,7 @@ impl Machine {
     }
 }
 
-/// A file and what it said last.
+/// A file and the machine that it described last.
 #[derive(Debug)]
 pub(crate) struct Followed {
     path: PathBuf,

@@ -1,5 +1,6 @@
-//! What the library tells of MIG instances beside their memory, as NVIDIA's container toolkit asks it: each is a
-//! GPU instance with one compute instance, of the smallest profile where the card has none.
+//! The library's answers about MIG instances, in addition to their memory, for NVIDIA's container toolkit. Each is a
+//! GPU instance with one compute instance, or without one if it is bare. On a card without profiles, it has the
+//! smallest profile.
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
 use std::ffi::c_uint;
@@ -37,7 +38,7 @@ fn profile(first: bool) -> Result<(), Return> {
 }
 
 c! {
-    // The agent asks by the second version, which tells what the driver keeps for itself.
+    // The agent uses the second version, which also reports the memory that the driver keeps for itself.
     fn nvmlDeviceGetMemoryInfo(of: nvmlDevice_t, memory: *mut nvmlMemory_t) |call: &str| {
         let (total, used) = device(call, of, |_, gpu, mig| Ok(match mig {
             Some(mig) => (mig.total_mib, sum(&mig.processes)),
@@ -67,7 +68,7 @@ c! {
             gpuInstanceSliceCount: 1,
             computeInstanceSliceCount: 1,
             memorySizeMB: mib,
-            // Numbers, of which zero says nothing.
+            // Numbers, for which zero means unknown.
             ..unsafe { zeroed() }
         };
         unsafe { put(attributes, told) }
@@ -123,7 +124,7 @@ c! {
                 sliceCount: profile.compute_slices.into(),
                 memorySizeMB: profile.total_mib,
                 instanceCount: profile.starts.len() as c_uint,
-                // Numbers, of which zero says nothing.
+                // Numbers, for which zero means unknown.
                 ..unsafe { zeroed() }
             }),
             None => profile(number == 0 && gpu.profiles.is_empty()).map(|()| unsafe { zeroed() }),

@@ -1,4 +1,4 @@
-//! What the library remembers between calls: the file, and who waits for which events.
+//! The library's state between calls: the file, and the events for which each client waits.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -164,7 +164,7 @@ pub(crate) fn sum(processes: &[Process]) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// The mapping that holds this very function tells where the library was loaded from.
+/// The file in the folder from which the library was loaded: the mapping with this function has its path.
 fn file_beside_library() -> PathBuf {
     let here = file_beside_library as *const () as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a node's agent is told.
+//! The inputs of a node's agent.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -63,8 +63,8 @@ async fn ask(body: Vec<u8>, socket: &Path) -> Option<()> {
     Some(())
 }
 
-/// What NVML says of a machine, as `--once` prints it; that the library's answers become readings has properties of its own in
-/// the agent's tests.
+/// NVML's answers about a machine, as `--once` prints them. The agent's tests have properties of their own for the step
+/// from the library's answers to readings.
 pub(crate) fn nvml(data: &[u8]) {
     let Ok(reading) = serde_json::from_slice::<Reading>(data) else {
         return;

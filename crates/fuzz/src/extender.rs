@@ -1,4 +1,4 @@
-//! What the extender and its webhook are told.
+//! The inputs of the extender and its webhook.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn ledger() -> Ledger {
     ledger
 }
 
-/// No card is counted twice, whatever was said.
+/// The free memory of a card never exceeds its capacity, for any input.
 fn is_sound(ledger: &Ledger) {
     for node in ledger.snapshot(NOW) {
         for card in &node.cards {
@@ -65,7 +65,7 @@ fn decide(ledger: &mut Ledger, pod: &Pod, names: &[&str]) {
     let Some(facts) = PodFacts::from_pod(pod, names::GPU_MEM) else {
         return;
     };
-    // What asks for nothing, or for nonsense, is not decided about.
+    // The extender does not decide about a pod that does not request GPU memory.
     if facts.asks.is_nothing() {
         return;
     }
@@ -121,7 +121,7 @@ fn asked<'a>(pod: &'a Value, act: Act<'a>) -> Asked<'a> {
     Asked { pod, act, user: "" }
 }
 
-/// Admission answers whatever it is asked, and what it returns passes as it is.
+/// Admission answers any request, and a pod that it returns passes again without a change.
 fn admitted(pod: &Value) {
     let requests = Requests {
         runtime_class_name: "nvidia".to_owned(),

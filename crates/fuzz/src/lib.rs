@@ -1,6 +1,6 @@
-//! Everything that parses what others wrote, each a target for a fuzzer: bytes in, and whatever they say, no panic
-//! and nothing that cannot be. `make fuzz` runs each under libFuzzer; what that has found interesting is kept in
-//! `corpus`, and every test run goes through it again.
+//! Fuzz targets for all code that parses foreign input. For any bytes, a target must not panic, and its results must be
+//! consistent. `make fuzz` runs each target under libFuzzer. Interesting inputs of these runs are in `corpus`, and
+//! every test run repeats them.
 #![allow(
     clippy::panic,
     reason = "this is how a fuzzer is told that something is wrong"
@@ -10,7 +10,7 @@ mod agent;
 mod extender;
 mod people;
 
-/// Takes in what another program wrote; panics if what comes of it cannot be.
+/// Takes in foreign input; panics if the results are inconsistent.
 pub type Target = fn(&[u8]);
 
 /// All of them, by name.

@@ -1,4 +1,4 @@
-//! The targets under libFuzzer: `GPUSTOW_TARGET` says which one, the arguments are libFuzzer's.
+//! The targets under libFuzzer: `GPUSTOW_TARGET` names the target, and the arguments are libFuzzer's.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! What people hand to the programs.
+//! Inputs that people give to the programs.
 
 use clap::Parser as _;
 use gpustow_sim::protocol::{Mode, Workload};
@@ -10,7 +10,7 @@ thread_local! {
     static DIR: Option<TempDir> = tempfile::tempdir().ok();
 }
 
-/// What `kubectl get nodes,gpunodes,pods -A -o json` wrote, in every command.
+/// The output of `kubectl get nodes,gpunodes,pods -A -o json`, in every command.
 pub(crate) fn listed(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -36,7 +36,7 @@ pub(crate) fn listed(data: &[u8]) {
         let Ok(args) = Args::try_parse_from(words.into_iter().chain(command.split(' '))) else {
             panic!("{command} is no command");
         };
-        // It says what is wrong with the file.
+        // The command may refuse the file with an error.
         let _ = runtime.block_on(run(args, &mut Vec::new(), Screen::default()));
     }
 }

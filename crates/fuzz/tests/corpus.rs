@@ -1,4 +1,4 @@
-//! What fuzzers found interesting, once more, and cut short.
+//! The inputs that fuzzers found interesting, once more, and cut short.
 
 use std::fs;
 use std::path::Path;

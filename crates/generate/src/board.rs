@@ -1,4 +1,4 @@
-//! What panels of the dashboard have in common, and where each lies.
+//! The common parts of the dashboard's panels, and the position of each panel.
 
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ pub(super) fn panel(
     })
 }
 
-/// Adds links to the pages that say what to do.
+/// Adds links to the runbooks of these alerts.
 pub(super) fn see(mut panel: Value, alerts: &[&str]) -> Value {
     let link = |alert: &&str| json!({ "title": alert, "url": format!("{RUNBOOKS}/{alert}.md"), "targetBlank": true });
     panel["links"] = alerts.iter().map(link).collect();

@@ -1,4 +1,4 @@
-//! What is generated: the Grafana dashboard and the [reference](reference::pages) here, the custom resource and the
+//! The generated files: the Grafana dashboard and the [reference](reference::pages) here, the custom resource and the
 //! policies in [`gpustow_policies::manifests`].
 
 mod board;

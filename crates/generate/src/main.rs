@@ -1,4 +1,4 @@
-//! Writes the generated manifests, or checks that they are what would be written.
+//! Writes the generated files, or checks that they are up to date.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     let put = if args.check { check } else { write };
     let files = files(&args.resource_name)?;
     put(&args.output, &files)?;
-    // A copy for another resource has no documentation.
+    // A copy for another resource comes without documentation.
     if args.output == Path::new(MANIFESTS) {
         put(Path::new(REFERENCE), &pages(&files)?)?;
     }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 /// Every page below `docs/reference` and its text; `files` are the generated manifests.
 ///
 /// # Errors
-/// If a definition has lost what the page takes from it, which a test finds.
+/// If a definition lacks a part that the page shows. A test finds this.
 pub fn pages(files: &[(&'static str, String)]) -> Result<Vec<(&'static str, String)>> {
     Ok(vec![
         ("chart.md", chart(files)?),
@@ -76,7 +76,7 @@ fn code(text: &str) -> String {
     }
 }
 
-/// As a sentence: with a full stop, and without what would be read as a tag.
+/// As a sentence: with a full stop, and without `<`, which would start a tag.
 fn sentence(text: &str) -> String {
     let text = text.trim().trim_end_matches('.');
     let parts = text.split('`').enumerate();

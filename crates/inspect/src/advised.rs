@@ -1,4 +1,4 @@
-//! What pods should request, by the histories of their workloads.
+//! Advised requests of pods, from the histories of their workloads.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ impl Advised {
         workloads.into_iter().for_each(|it| self.apply(it));
     }
 
-    /// What the containers of a pod that have this GPU should request of it; none if there is no advice for one of them.
+    /// The sum of the advised requests of a pod's containers with this GPU; none if one of them lacks advice.
     pub fn on(&self, pod: &PodInfo, uuid: &str) -> Option<Mib> {
         let key = (
             pod.facts.namespace.to_string(),

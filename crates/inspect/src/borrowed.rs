@@ -1,5 +1,5 @@
-//! What of the cards is borrowed, and what of that is reclaimed: by the agents' reports, and by what the extender has
-//! written on pods.
+//! The borrowed memory of the cards, and its reclaim. The sources are the agents' reports and the extender's fields in
+//! pods.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::{Cluster, PodInfo, state};
 /// The pods for which room is reserved, by node.
 pub struct Borrowings<'c>(BTreeMap<String, Vec<(&'c PodInfo, Reservation)>>);
 
-/// What of one card is borrowed.
+/// The borrowed memory, reservations and reclaims of one card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Borrowed {
-    /// What pods use beyond what they hold there.
+    /// The card's memory that pods use in addition to their own share.
     pub memory: Mib,
     /// The pods for which room is reserved there, and until when.
     pub reservations: Vec<Holder>,
@@ -27,7 +27,7 @@ pub struct Borrowed {
 }
 
 impl<'c> Borrowings<'c> {
-    /// What is reserved in the whole cluster.
+    /// The reservations in the whole cluster.
     pub fn of(cluster: &'c Cluster) -> Self {
         let mut by_node: BTreeMap<String, Vec<_>> = BTreeMap::new();
         for pod in cluster.pods.values().filter(|pod| pod.waits()) {
@@ -42,7 +42,7 @@ impl<'c> Borrowings<'c> {
         Self(by_node)
     }
 
-    /// What of a card of this node is borrowed and reclaimed.
+    /// The borrowed memory, reservations and reclaims of a card of this node.
     pub fn on(&self, cluster: &Cluster, node: &str, card: &CardView) -> Borrowed {
         let bound = card
             .pods

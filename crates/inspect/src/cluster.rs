@@ -1,5 +1,4 @@
-//! The cluster as Lists or watches show it: the extender's ledger, and beside it what only people
-//! want to know.
+//! The cluster as Lists or watches show it: the extender's ledger, and further data that only people need.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -32,7 +31,7 @@ const BEGINNING: Duration = Duration::from_secs(86_400);
 /// A pod that asks for GPU memory or holds some.
 #[derive(Clone, Debug)]
 pub struct PodInfo {
-    /// What the ledger keeps of it.
+    /// The facts that the ledger keeps of the pod.
     pub facts: Arc<PodFacts>,
     /// The Pod.
     pub object: Arc<Pod>,
@@ -42,33 +41,33 @@ pub struct PodInfo {
 pub struct Cluster {
     /// The extender's books, as it would make them from the same objects.
     pub ledger: Ledger,
-    /// The namespace that commands are about unless told otherwise; None for all.
+    /// The default namespace of commands; None for all.
     pub namespace: Option<String>,
-    /// What is not here, if these are the pods of that namespace alone: nothing can be said of free memory.
+    /// The missing objects in words, if `pods` holds that namespace alone. Free memory is unknown then.
     pub left_out: Option<&'static str>,
     /// Nodes by name.
     pub nodes: BTreeMap<String, Node>,
-    /// What the nodes' agents report, by node.
+    /// The reports of the agents, by node.
     pub reports: BTreeMap<String, GpuNodeStatus>,
     /// Pods that ask for GPU memory or hold some, by UID.
     pub pods: BTreeMap<Arc<str>, PodInfo>,
-    /// Those that ask for none and bear gpustow's annotations all the same.
+    /// Pods with gpustow's annotations and without a request for GPU memory.
     unasking: BTreeMap<Arc<str>, PodInfo>,
-    /// Those that have their GPUs from another sharer, by UID.
+    /// Pods that have their GPUs from another sharer, by UID.
     pub others: BTreeMap<Arc<str>, Other>,
     /// DeviceClasses that map an extended resource to devices, with that resource.
     pub device_classes: Vec<(String, String)>,
-    /// What workloads should request; empty if histories may not be read.
+    /// The advised requests of workloads; empty if histories may not be read.
     pub advised: Advised,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The GpustowConfig as it was read.
     pub config: Seen<GpustowConfig>,
-    /// What it says, or the defaults.
+    /// The spec of `config`, or the defaults.
     spec: GpustowConfigSpec,
     /// gpustow's own parts.
     pub system: System,
-    /// What the extender said last of places that it keeps for pods, and when, by the pod's UID.
+    /// The extender's last event about a reservation for a pod, and its time, by the pod's UID.
     pub kept_reservations: BTreeMap<String, (Timestamp, String)>,
     /// The admission policies that do not hold, and why.
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
@@ -97,12 +96,12 @@ impl PodInfo {
         u64::try_from(wall.as_second() - self.facts.created).unwrap_or(0)
     }
 
-    /// What kube-scheduler said last.
+    /// The last message of kube-scheduler about the pod.
     pub fn scheduler_said(&self) -> Option<&str> {
         state::said(&self.object)
     }
 
-    /// What the agent confirmed.
+    /// The agent's confirmation.
     pub fn confirmed(&self) -> Option<&str> {
         let annotations = self.object.metadata.annotations.as_ref()?;
         annotations.get(names::CONFIRMED).map(String::as_str)
@@ -140,7 +139,7 @@ impl Cluster {
         }
     }
 
-    /// What pods call gpu-mem.
+    /// The name of gpu-mem in pods' requests.
     pub fn resource(&self) -> &str {
         &self.resource
     }
@@ -167,7 +166,7 @@ impl Cluster {
         self.unfenced = objects.map(fence::unfenced);
     }
 
-    /// What the node's agent reports of this GPU.
+    /// This GPU in the report of the node's agent.
     pub fn gpu(&self, node: &str, uuid: &str) -> Option<&Gpu> {
         let gpus = &self.reports.get(node)?.gpus;
         gpus.iter().find(|gpu| gpu.uuid == *uuid)
@@ -187,7 +186,7 @@ impl Cluster {
         self.ledger.open(node, open);
     }
 
-    /// What the ledger keeps of a pod; `None` if it has no UID.
+    /// The pod's facts for the ledger; `None` if the pod lacks a UID.
     pub fn facts(&self, pod: &Pod) -> Option<PodFacts> {
         PodFacts::from_pod(pod, &self.resource)
     }
@@ -206,7 +205,7 @@ impl Cluster {
         }
     }
 
-    /// Keeps of a pod all but what the ledger keeps, and gives that back.
+    /// Records the pod everywhere except in the ledger, and returns its facts for the ledger.
     fn note_pod(&mut self, object: PodObject) -> Option<Arc<PodFacts>> {
         self.system.apply(&object);
         let facts = Arc::new(object.facts(&self.resource)?);
@@ -321,7 +320,7 @@ impl Cluster {
         self.ledger.delete_gpunode(&gpunode.name_any());
     }
 
-    /// The whole list of GpuNodes, each as old as it says: no watch saw when it was written.
+    /// The whole list of GpuNodes, with ages from their heartbeats: no watch event showed when they were written.
     pub fn reset_gpunodes(&mut self, gpunodes: Vec<GpuNode>) {
         let listed: BTreeSet<_> = gpunodes.iter().map(|gpunode| gpunode.name_any()).collect();
         let gone = std::mem::take(&mut self.reports).into_keys();
@@ -338,20 +337,20 @@ impl Cluster {
         }
     }
 
-    /// Takes a bound pod out of the ledger, and what it uses out of its node's report: the memory of
-    /// a pod that is not in the books would count as a stranger's.
+    /// Removes a bound pod from the ledger, and its use from its node's report. The ledger would count the memory of an
+    /// unknown pod as a stranger's.
     pub fn take_out(&mut self, pod: &PodFacts) {
         self.ledger.delete_pod(&pod.uid);
         self.report_of(pod, |used| *used != *pod.uid);
     }
 
-    /// Puts it back, with what it uses.
+    /// Puts the pod and its memory use back.
     pub fn put_back(&mut self, pod: PodFacts) {
         self.report_of(&pod, |_| true);
         self.ledger.apply_pod(pod);
     }
 
-    /// Tells the ledger the report of the pod's node with these pods' use alone, no fresher than it is.
+    /// Gives the ledger the report of the pod's node, with the use of these pods alone. The report keeps its age.
     fn report_of(&mut self, pod: &PodFacts, keep: impl Fn(&str) -> bool) {
         let node = pod.node.as_deref().unwrap_or_default();
         let Some(mut status) = self.reports.get(node).cloned() else {
@@ -459,7 +458,7 @@ impl Cluster {
         })
     }
 
-    /// Says what is missing from a pod that bears annotations and asks for nothing.
+    /// Fails for a pod with annotations and without a request, and names the missing part.
     fn asks(&self, unasking: Option<&PodInfo>) -> Result<(), Error> {
         let missing = unasking.and_then(|pod| {
             if pod.facts.stands_for.is_some() {
@@ -483,7 +482,7 @@ impl Cluster {
 pub struct Scope {
     /// None: all.
     pub namespace: Option<String>,
-    /// Labels that they bear.
+    /// Labels that they have.
     pub selector: Option<Selector>,
 }
 

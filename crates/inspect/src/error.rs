@@ -1,4 +1,4 @@
-//! What can go wrong, in words that a user can act on.
+//! Errors, in words that a user can act on.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub enum Error {
     List {
         /// The resource.
         what: &'static str,
-        /// What the API server said.
+        /// The error of the API server.
         source: kube::Error,
     },
     /// A file or folder cannot be read.
@@ -25,24 +25,24 @@ pub enum Error {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A folder has nothing to read.
     #[error("{}: no JSON or YAML file in it", .0.display())]
     Empty(PathBuf),
-    /// A file does not hold what kubectl writes.
+    /// The content of a file is not kubectl's output.
     #[error("{}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The error in it.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Several pods are called so.
     #[error("pod {0} is in several namespaces: add -n NAMESPACE")]
     Several(String),
-    /// No such pod asks for GPU memory; the text says what to do.
+    /// No such pod asks for GPU memory; the text describes the next step.
     #[error("{0}")]
     NotFound(String),
 }

@@ -1,8 +1,8 @@
-//! What gpustow's extender would say of a cluster, from Lists, watches or files alone: the ledger that it
-//! runs, fed with the objects that anybody with the right to read them sees, and its GpustowConfig.
+//! The decisions of gpustow's extender about a cluster, from Lists, watches or files alone. The extender's ledger runs
+//! here on the objects that a user may read, and on the GpustowConfig.
 //!
-//! It works with the extender down. It does not know reservations in flight, which only the extender's
-//! memory has, and it writes nothing.
+//! It works with the extender down. It does not know reservations in flight, which only the extender's memory has, and
+//! it writes nothing.
 
 mod advised;
 mod borrowed;

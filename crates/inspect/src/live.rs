@@ -28,7 +28,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Follows watches until the process ends, from what was listed on.
+    /// Starts with the listed objects and follows watches until the process ends.
     ///
     /// # Errors
     /// If the cluster cannot be reached.

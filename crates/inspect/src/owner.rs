@@ -34,9 +34,9 @@ pub struct Other {
     pub pod: String,
     /// Where it is.
     pub node: Arc<str>,
-    /// What it was promised.
+    /// The sharer's promise to the pod.
     pub promise: Promise,
-    /// What it requests of gpushare, in gpushare's unit.
+    /// Its request of gpushare, in gpushare's unit.
     pub units: u64,
 }
 
@@ -68,13 +68,13 @@ impl Cluster {
     }
 }
 
-/// Who holds something of a card, and what of it.
+/// A holder of a part of a card, and the size of that part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// `namespace/name`; none for processes of no pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// What it holds, if that is known.
+    /// The held memory, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Where it has it from, if not from gpustow.
@@ -108,7 +108,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who holds what of each GPU.
+/// The holders of each GPU and their parts.
 pub struct Owners<'a> {
     cluster: &'a Cluster,
     others: HashMap<&'a str, Vec<&'a Other>>,
@@ -131,7 +131,7 @@ impl<'a> Owners<'a> {
         owners
     }
 
-    /// What other sharers and claims were promised of a card.
+    /// The memory of a card that is promised to pods of other sharers and to claims.
     pub fn promised(&self, node: &str, card: &CardView) -> Mib {
         let pods = self.others.get(node).into_iter().flatten();
         let unit = self.cluster.volcano_unit(node).unwrap_or(1);
@@ -188,7 +188,7 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// The pods of a card for people: those of one owner together, with their number and what they hold.
+/// The pods of a card as texts for people: one text per owner, with the number and the memory of its pods.
 fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
     let mut groups: Vec<(String, usize, Mib)> = Vec::new();
     for share in &card.pods {

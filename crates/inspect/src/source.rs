@@ -28,7 +28,7 @@ use files::read_lists;
 /// Objects per answer of a List, as kubectl asks for them.
 const CHUNK: u32 = 500;
 
-/// What a user does not see who may not list what follows.
+/// The hidden objects, for a user without the right to list the cluster.
 const LEFT_OUT: &str = "pods of others and free GPU memory, because you may not list pods, nodes and gpunodes in the whole \
     cluster. The ClusterRole gpustow-viewer has these rights.";
 const LEFT_OUT_WITH_GPUS: &str = "pods of others, free GPU memory and its use, because you may not list pods, nodes and \
@@ -79,7 +79,7 @@ pub struct Lists {
     pub leases: Seen<Vec<Lease>>,
     /// The cluster's configuration, if there is one.
     pub config: Seen<GpustowConfig>,
-    /// What workloads used, of files alone: [`Source::workloads`] asks a cluster.
+    /// The histories of workloads, from files alone: [`Source::workloads`] asks a cluster.
     workloads: Vec<GpuWorkload>,
     /// Of files alone: [`Source::bounds`] asks a cluster.
     bounds: Bounds,
@@ -91,14 +91,14 @@ pub struct Lists {
     pub namespace: Option<String>,
 }
 
-/// What namespaces say of the pods that are created there.
+/// The namespaces' rules for new pods.
 #[derive(Clone, Debug, Default)]
 pub struct Bounds {
     /// Their labels and annotations.
     pub namespaces: Vec<Namespace>,
-    /// What all pods of a namespace may request.
+    /// The limits on the sum of all requests in a namespace.
     pub quotas: Vec<ResourceQuota>,
-    /// What one of them may, and what it gets if it requests nothing.
+    /// The limits on one pod or container, and the default requests.
     pub ranges: Vec<LimitRange>,
 }
 
@@ -175,7 +175,7 @@ impl Source {
         })
     }
 
-    /// Lists what a user without rights in the cluster sees: the pods of a namespace, and the GPUs if she may.
+    /// Lists the objects that a user without cluster rights sees: the pods of a namespace, and the GPUs if she may.
     async fn own_lists(&self, namespace: Option<&str>) -> Result<Lists, Error> {
         let (client, own) = self.client().await?;
         let namespace = namespace.map_or(own, str::to_owned);
@@ -188,7 +188,7 @@ impl Source {
         })
     }
 
-    /// Lists what workloads used.
+    /// Lists the histories of workloads.
     ///
     /// # Errors
     /// As [`Source::lists`].
@@ -289,7 +289,8 @@ pub async fn load(source: &Source) -> Result<Cluster, Error> {
     Ok(cluster(lists, &source.resource_name))
 }
 
-/// What a user without rights in the cluster sees of it: the pods of a namespace, without it that of the context.
+/// The part of the cluster that a user without cluster rights sees: the pods of one namespace, by default the
+/// context's.
 ///
 /// # Errors
 /// If it cannot be listed.
@@ -332,7 +333,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster
 }
 
-/// Those of our admission policies that do not hold.
+/// The admission policies of gpustow that do not hold.
 async fn policies(
     client: &Client,
     expected: Expected,
@@ -357,7 +358,7 @@ async fn device_classes(client: &Client) -> Result<Vec<(String, String)>, Error>
         .collect())
 }
 
-/// What drivers publish, and what the extender fences of that.
+/// The ResourceSlices of drivers, and the extender's rules that fence their devices.
 async fn fence(client: &Client) -> Result<Vec<Value>, Error> {
     let all = async |version: &str, kind: &str, plural: &'static str, params: ListParams| {
         let kind = GroupVersionKind::gvk(GROUP, version, kind);
@@ -433,7 +434,7 @@ pub fn last_seen(event: &Event) -> Option<Timestamp> {
     last.or_else(|| Some(event.last_timestamp.as_ref()?.0))
 }
 
-/// What was said last of each pod.
+/// The last reservation event of each pod.
 fn said_of_reservations(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
     let mut said: BTreeMap<String, (Timestamp, String)> = BTreeMap::new();
     for event in events {

@@ -1,5 +1,5 @@
-//! What takes new pods and what does not: one rule for every command and the page. Reports are stale
-//! by the ledger's rule, to which [`Cluster`] tells how old they are.
+//! Which GPUs accept new pods: one rule for every command and the page. Reports are stale by the ledger's rule, and
+//! [`Cluster`] gives the ledger their age.
 
 use gpustow_api::faults::{self, NodeFault};
 use gpustow_api::gpunode::{Condition, NO_GPUS, READY};
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::{Cluster, age, system};
 
-/// Refusals for what the deciding extender alone knows: for which pods places are kept, and what the queue is offered.
+/// Refusals that only the deciding extender can check: they depend on its reservations and on the offers to the queue.
 const IN_TURN: [Reason; 2] = [Reason::Reserved, Reason::Queued];
 
 /// Why no GPU of the node takes a new pod.
@@ -50,7 +50,7 @@ pub fn is_missing(cluster: &Cluster, node: &str, uuid: &str) -> bool {
     cluster.gpu(node, uuid).is_some_and(|gpu| gpu.missing)
 }
 
-/// Why the GPU takes no new pod.
+/// Why the GPU does not accept a new pod.
 pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<String> {
     if let Some(why) = node_refuses(cluster, view) {
         return Some(why.to_owned());
@@ -86,7 +86,8 @@ pub fn no_compute(card: &CardView, request: &Request) -> Option<String> {
     }
 }
 
-/// Why the GPU makes no MIG instance for such a pod, or takes no others; none if it is right.
+/// Why the GPU is wrong for the pod because of MIG: it cannot make an instance, or serves only pods with instances.
+/// None if it is right.
 pub fn no_instance(card: &CardView, request: &Request) -> Option<String> {
     let says = match (&card.slices, request.isolated) {
         (None, false) => return None,
@@ -109,7 +110,7 @@ pub fn starting(card: &CardView) -> Vec<(String, u64)> {
     card.pods.iter().filter_map(named).collect()
 }
 
-/// What a new pod may take of the GPU: nothing while it takes none.
+/// The GPU's memory for a new pod: zero while its report is stale or the GPU is not healthy.
 pub fn room(view: &NodeView, card: &CardView) -> Mib {
     if view.stale || !card.healthy {
         Mib::ZERO
@@ -118,7 +119,7 @@ pub fn room(view: &NodeView, card: &CardView) -> Mib {
     }
 }
 
-/// What kube-scheduler said last of the pod.
+/// The last message of kube-scheduler about the pod.
 pub fn said(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled");
@@ -153,8 +154,8 @@ pub fn leaderless(cluster: &Cluster) -> Option<String> {
     })
 }
 
-/// What keeps a pod for which there is room from its place, by what kube-scheduler said last: the
-/// refusals that neither gpustow nor this program would make, or no answer from the extender at all.
+/// Why a pod waits although there is room, by kube-scheduler's last message. The reasons are refusals of other plugins,
+/// refusals that only the deciding extender can check, or a missing answer from the extender.
 pub fn held_by(said: &str) -> Option<String> {
     if is_unreached(said) {
         return Some("kube-scheduler does not reach gpustow's extender".to_owned());
@@ -179,21 +180,21 @@ pub fn held_by(said: &str) -> Option<String> {
     })
 }
 
-/// Why kube-scheduler refused nodes, without what is about preemption; none if it says something else.
+/// kube-scheduler's reasons to refuse nodes, without the part on preemption; none if the message has another form.
 fn reasons(said: &str) -> Option<impl Iterator<Item = &str> + Clone> {
     let (_, reasons) = said.split_once(" nodes are available: ")?;
     let reasons = reasons.split(". ").next().unwrap_or_default();
     Some(reasons.trim_end_matches('.').split(", "))
 }
 
-/// How many nodes kube-scheduler looked at when it last refused the pod, at most, and of how many; if not at all of them.
-/// It stops at a percentage of the nodes, and says nothing of the others. A node may have several reasons, so that a sum
-/// below the number of nodes is proof.
+/// At most how many nodes kube-scheduler looked at when it last refused the pod, and of how many. None for all nodes,
+/// or if the message has another form. It stops at a percentage of the nodes, and does not mention the others. A node
+/// may have several reasons, so that a sum below the number of nodes is proof.
 pub fn sample(said: &str) -> Option<(usize, usize)> {
     let (before, _) = said.split_once(" nodes are available: ")?;
     let all = before.strip_prefix("0/")?.parse().ok()?;
     let looked = reasons(said)?.try_fold(0_usize, |sum, reason| {
-        // What has no count was said of all nodes.
+        // A reason without a count holds for all nodes.
         let counts = reason.starts_with(|first: char| first.is_ascii_digit());
         counts.then(|| sum.saturating_add(counted(reason).0))
     })?;
@@ -217,8 +218,8 @@ pub fn is_unreached(said: &str) -> bool {
     said.starts_with("Post \"") && said.contains("/filter\"")
 }
 
-/// What kube-scheduler said of a pod, for a list: gpustow's own refusals, most common first, without
-/// what is about preemption.
+/// kube-scheduler's message about a pod, for a list: gpustow's own refusals, most common first, without the part on
+/// preemption.
 pub fn plainly(said: Option<&str>) -> String {
     let Some(said) = said else {
         return "no scheduler has looked at it yet".to_owned();

@@ -27,7 +27,7 @@ pub enum Seen<T> {
 }
 
 impl<T> Seen<Vec<T>> {
-    /// One more of what a file has.
+    /// Adds an object of a file.
     pub(crate) fn push(&mut self, one: T) {
         match self {
             Self::Read(all) => all.push(one),
@@ -36,7 +36,7 @@ impl<T> Seen<Vec<T>> {
     }
 }
 
-/// What is known of gpustow's own parts.
+/// Data on gpustow's own parts.
 #[derive(Clone, Debug, Default)]
 pub struct System {
     /// By UID.
@@ -165,7 +165,7 @@ pub fn not_ready(pod: &Pod, name: &str) -> Option<String> {
     }
 }
 
-/// What the container's flag, or the environment variable that stands for it, is set to.
+/// The value of the container's flag, or of the environment variable that stands for it.
 pub fn setting(container: &Container, flag: &str) -> Option<String> {
     let words = container.command.iter().chain(&container.args).flatten();
     let mut words = words.peekable();
@@ -223,7 +223,7 @@ fn is_autoscaler(pod: &Pod) -> bool {
     labels.any(|(_, value)| known(value)) || images.any(known)
 }
 
-/// Does an extender make its webhook's certificate itself? It does where it serves a webhook and has no certificate.
+/// Does an extender make its webhook's certificate itself? It does if it serves a webhook without a given certificate.
 pub(crate) fn makes_certificate<'p>(pods: impl IntoIterator<Item = &'p Pod>) -> bool {
     let serves = |it: &&Container| setting(it, "webhook-listen").is_some();
     let mut all = extenders(pods).filter(serves);

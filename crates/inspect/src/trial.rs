@@ -10,7 +10,7 @@ use crate::Cluster;
 
 /// The nodes on which a pod would fit now, best first, and why the others refuse it.
 pub struct Trial<'a> {
-    /// Those that take it, the best first, and on which cards.
+    /// The nodes that fit the pod, best first, and the chosen cards.
     pub fits: Vec<(&'a NodeView, Choice)>,
     /// How many nodes refuse it, by why.
     pub refusals: BTreeMap<&'static str, usize>,

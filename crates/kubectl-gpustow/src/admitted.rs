@@ -1,5 +1,5 @@
-//! What admission would make of a pod that is not created: by the function that the extender's webhook runs, and by the API
-//! server's own dry run where it may be asked.
+//! The result of admission for a pod that is not created. It comes from the function of the extender's webhook, and
+//! from the API server's dry run where the user may run it.
 
 use anyhow::Result;
 use gpustow_admission::{Act, Ask, Cluster, admit};
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The pod as it would be created, and what its author would be warned of.
+/// The pod as it would be created, and the warnings for its author.
 ///
 /// # Errors
 /// Why it would be refused.
@@ -35,8 +35,8 @@ pub(crate) fn admitted(
     Ok((pod, admitted.warnings))
 }
 
-/// What the API server says of a new pod, with its quotas and all that admits pods there: the pod, or why it is refused.
-/// Nothing if the cluster is in files, or the user may not create pods.
+/// The API server's answer about a new pod, after its quotas and its admission: the pod, or the refusal. None if the
+/// cluster is in files, or the user may not create pods.
 pub(crate) async fn asked(
     source: &Source,
     pod: &Pod,
@@ -74,7 +74,7 @@ pub(crate) async fn asked(
     }
 }
 
-/// What is wrong with the webhook, by a pod that is not stored.
+/// The webhook's problem, found with a pod that is not stored.
 ///
 /// # Errors
 /// The API server cannot be asked.

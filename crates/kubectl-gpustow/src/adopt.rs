@@ -1,4 +1,4 @@
-//! `adopt --dry-run`: what pods of other GPU sharers would become, and how many GPUs they would take.
+//! `adopt --dry-run`: the translated pods of other GPU sharers, and the number of GPUs that they would take.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -47,7 +47,7 @@ struct Row {
     node: Option<String>,
     /// It would not be created.
     refused: Option<String>,
-    /// What is left out, or how the pods fare as a whole.
+    /// The part of the request that is left out, or the result of all pods.
     note: Option<String>,
     /// Pods that are translated, refused and waiting, and GPUs that all hold now and would hold.
     sums: [Option<usize>; 5],
@@ -65,7 +65,7 @@ impl Row {
     }
 }
 
-/// Translates the pods of other sharers and places them beside gpustow's.
+/// Translates the pods of other sharers and places them with gpustow's pods.
 pub(crate) async fn run(
     global: &Global,
     args: &AdoptArgs,
@@ -132,12 +132,12 @@ pub(crate) async fn run(
     listing(all.rows, rehearsal, now).print(&args.output, screen, out)
 }
 
-/// All pods, those of other sharers as they would be created.
+/// All pods; pods of other sharers as they would be created.
 #[derive(Default)]
 struct Translated {
     rows: Vec<Row>,
     pods: Vec<Pod>,
-    /// Nodes with pods that keep what they have of another sharer.
+    /// Nodes with pods that keep their share from another sharer.
     kept: BTreeSet<String>,
 }
 
@@ -171,7 +171,7 @@ fn translate(
     Ok(all)
 }
 
-/// Of each namespace with pods of other sharers: its labels or, without that of a sharer, those that fit most of its pods.
+/// The labels of each namespace with pods of other sharers: its own, or else the labels that fit most of its pods.
 fn labelled(
     namespaces: &[Namespace],
     pods: &[Pod],
@@ -193,7 +193,7 @@ fn labelled(
         }
     }
     for (namespace, counts) in sharers {
-        // Whole GPUs are a request of HAMi, too, and NVIDIA's own device plugin may serve them beside the others.
+        // Whole GPUs are a request of HAMi, too, and NVIDIA's own device plugin may serve them next to the others.
         let most = counts
             .into_iter()
             .max_by_key(|(sharer, count)| (*sharer != Sharer::Whole, *count));
@@ -223,7 +223,7 @@ fn labelled(
     labelled
 }
 
-/// How many shares time-slicing makes of a GPU, where it makes the fewest; none if no node says that it makes any.
+/// The smallest number of shares that time-slicing makes of a GPU; none if no node's label has a number above 1.
 fn replicas(nodes: &[Node]) -> Option<u64> {
     let said = nodes.iter().filter_map(|node| {
         let said = node.labels().get(names::NVIDIA_REPLICAS)?;
@@ -238,7 +238,7 @@ fn holds(pod: &Pod, resource: &str) -> bool {
     facts.is_some_and(|it| !it.released && !it.deleting)
 }
 
-/// What becomes of a pod, and the pod as it would be created.
+/// The row of a pod, and the pod as it would be created.
 fn row(pod: &Pod, labels: &ObjectMeta, cluster: Cluster<'_>) -> (Row, Option<Pod>) {
     let terms = Terms::of(labels).ok().flatten();
     let sharer: &str = terms.map_or("-", |it| it.sharer.into());
@@ -297,7 +297,7 @@ fn requests(pod: &Pod) -> String {
         .join(", ")
 }
 
-/// What the containers request of gpustow, and which GPUs the pod chooses.
+/// The containers' requests of gpustow, and the GPUs that the pod chooses.
 fn becomes(pod: &Pod, facts: &PodFacts, resource: &str) -> String {
     let exclusive = facts.asks.is_exclusive();
     let claims = facts.asks.claims().iter().zip(&*facts.containers);
@@ -348,7 +348,7 @@ fn foreign(gpunodes: &[GpuNode]) -> BTreeSet<String> {
     held.map(|gpu| gpu.uuid.clone()).collect()
 }
 
-/// The reports once the pods of other sharers have moved, but for nodes where some keep what they have.
+/// The reports after the pods of other sharers have moved, except for nodes where some of them stay.
 fn moved(mut gpunodes: Vec<GpuNode>, kept: &BTreeSet<String>) -> Vec<GpuNode> {
     for gpunode in &mut gpunodes {
         let name = gpunode.name_any();

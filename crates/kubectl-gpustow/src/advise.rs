@@ -1,5 +1,5 @@
-//! `advise`: what workloads should request, by the history that the extender keeps of them; before gpustow is installed, by what
-//! Prometheus remembers of containers with whole GPUs.
+//! `advise`: the advised requests of workloads, from the histories that the extender keeps of them. Before gpustow is
+//! installed, the histories are Prometheus' data on containers with whole GPUs.
 
 mod patch;
 mod prometheus;
@@ -60,10 +60,10 @@ impl Quantile {
     }
 }
 
-/// Why there may be no history. One that there is counts all the same, as it does for pods without an amount.
+/// Why a history may be missing. An existing history counts nevertheless, as it does for pods without an amount.
 const UNREADABLE: &str = "NVML does not tell what its processes use";
 const NO_PROCESS: &str = "no process of it is on its GPU";
-/// A pod this young, in seconds, may have no history yet.
+/// Up to this age in seconds, a pod may be without a history.
 const YOUNG: u64 = 300;
 
 /// A container of a workload.
@@ -74,7 +74,7 @@ struct Key {
     container: String,
 }
 
-/// What its pods say.
+/// The facts of its pods.
 #[derive(Clone, Debug, Default)]
 struct Live {
     pods: u64,
@@ -115,7 +115,7 @@ pub(crate) struct Row {
     notes: Vec<String>,
 }
 
-/// What is known of workloads.
+/// The rows of workloads, and the objects to place the pods again.
 struct Known {
     rows: Vec<Row>,
     placed: Option<Placed>,
@@ -130,7 +130,7 @@ struct Placed {
 }
 
 impl Placed {
-    /// How many more GPUs are empty if containers request what is advised.
+    /// How many more GPUs are empty if containers request the advised amounts.
     fn empties(self, resource: &str, advised: &HashMap<&Key, Mib>) -> Result<u64> {
         let mut inventory = Inventory::new(self.nodes, self.gpunodes, self.pods, resource)?;
         let before = inventory.empty_gpus(self.policy);
@@ -182,7 +182,7 @@ async fn requests(global: &Global, permille: Option<u32>) -> Result<Known> {
         }
     }
     let mut histories = histories(source.workloads().await?, &scope);
-    // Labels are those of pods.
+    // Only pods have labels here.
     histories.retain(|key, _| scope.selector.is_none() || live.contains_key(key));
     Ok(Known {
         rows: rows(cluster.resource(), live, histories, permille),
@@ -325,7 +325,7 @@ fn look_at(cluster: &Cluster, pod: &PodInfo, live: &mut BTreeMap<Key, Live>) {
     }
 }
 
-/// What speaks against a history of this pod.
+/// The objections to a history of this pod.
 fn notes(cluster: &Cluster, pod: &PodInfo) -> Vec<String> {
     let report = pod
         .facts

@@ -1,12 +1,12 @@
-//! What a command found.
+//! The result of a command.
 
-/// What a command found, as its exit code says it.
+/// The result of a command, as an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Exit code 0.
     Yes,
     /// Exit code 1: it does not fit, it waits, something is wrong.
     No,
-    /// Exit code 2: what is said leaves open whether it fits.
+    /// Exit code 2: the command leaves open whether it fits.
     Unknown,
 }

@@ -11,7 +11,7 @@ pub(crate) struct Stale {
     /// `resourcequota/namespace/name`.
     pub(crate) object: String,
     pub(crate) namespace: String,
-    /// What it says of the resource.
+    /// Its entries for the resource.
     pub(crate) says: String,
     /// The quota that holds as much.
     pub(crate) becomes: Option<String>,
@@ -19,7 +19,7 @@ pub(crate) struct Stale {
     pub(crate) fix: String,
 }
 
-/// Those of namespaces that have terms.
+/// The ineffective quotas and LimitRanges of namespaces with terms.
 pub(crate) fn stale(
     bounds: &Bounds,
     terms: impl Fn(&str) -> Option<Terms>,
@@ -40,7 +40,7 @@ pub(crate) fn stale(
         let terms = terms(&namespace).filter(|_| !is_counted(&namespace))?;
         let old = hard(quota).filter_map(|(key, units)| {
             let plain = key.strip_prefix("requests.").unwrap_or(key);
-            // An amount of memory says more than a number of GPUs.
+            // An amount of memory is more exact than a number of GPUs.
             let mib = terms.bound(plain, units)?;
             Some((plain.contains("mem"), mib, format!("{key} {units}")))
         });
@@ -75,8 +75,9 @@ pub(crate) fn stale(
     quotas.chain(ranges).collect()
 }
 
-/// What LimitRanges give to each container that requests no GPU memory: the object, the amount, and whether that is the most
-/// that one may request, which Kubernetes takes if nothing else is said.
+/// The GPU memory that LimitRanges give to each container without a request for it. An entry has the object, the
+/// amount, and whether the amount is also the maximum of a container. Kubernetes gives the maximum if there is no
+/// default.
 pub(crate) fn given(bounds: &Bounds, resource: &str) -> Vec<(String, u64, bool)> {
     let given = bounds.ranges.iter().filter_map(|range| {
         let mut items = items(range).filter(|item| item.type_ == "Container");

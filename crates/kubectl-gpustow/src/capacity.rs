@@ -1,4 +1,4 @@
-//! `capacity`: what a new node of an instance type will have, as autoscalers want to be told when no such node is there.
+//! `capacity`: the resources of a new node of an instance type, as autoscalers need them while no such node exists.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -36,16 +36,16 @@ pub(crate) enum Autoscaler {
     ClusterAutoscaler,
 }
 
-/// What nodes of one instance type have.
+/// The GPUs of nodes of one instance type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     instance_type: String,
     /// Present nodes; none if the user described the type.
     nodes: u64,
     gpus: u64,
-    /// What pods may hold of the smallest GPU.
+    /// The memory that pods may hold on the smallest GPU.
     smallest: Mib,
-    /// What pods may hold of all GPUs.
+    /// The memory that pods may hold on all GPUs.
     all: Mib,
 }
 
@@ -113,7 +113,7 @@ fn kinds(cluster: &Cluster, described: &[Kind]) -> Vec<Kind> {
     kinds.into_values().collect()
 }
 
-/// Prints the instance types of the cluster and those that the user describes.
+/// Prints the instance types of the cluster and the types that the user describes.
 pub(crate) fn run(
     cluster: &Cluster,
     args: &CapacityArgs,

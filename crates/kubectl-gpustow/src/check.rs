@@ -42,7 +42,7 @@ enum Level {
 #[derive(Debug)]
 pub(crate) struct Finding {
     level: Level,
-    /// Those with the same problem and the same fix, by name.
+    /// The objects with this problem and this fix, by name.
     objects: Vec<String>,
     problem: String,
     fix: String,
@@ -70,15 +70,15 @@ impl Findings {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        // Who has the plugin has no pages.
+        // The pages are not part of the plugin.
         let fix = fix.into().replace("docs/", PAGES);
         let key = (level, problem.into(), fix);
         self.0.entry(key).or_default().insert(object.into());
     }
 }
 
-/// Everything that needs a person, errors first. `webhook` is what is wrong with it, `bounds` what namespaces say if that may
-/// be read. The answer is no if there is more than information.
+/// Everything that needs a person, errors first. `webhook` is the webhook's problem. `bounds` are the namespaces'
+/// rules, if the user may read them. The answer is no if there is more than information.
 pub(crate) fn run(
     cluster: &Cluster,
     webhook: Option<String>,
@@ -183,7 +183,7 @@ fn node(cluster: &Cluster, view: &NodeView, findings: &mut Findings) {
             fix.map_or_else(|| parts::look_at_agent(cluster, &view.name), str::to_owned),
         );
     }
-    // What is no longer there counts only for what pods hold of it.
+    // A missing card is in the view only for the pods that hold it.
     let cards = view.cards.iter();
     let cards = cards.filter(|card| !state::is_missing(cluster, &view.name, &card.uuid));
     let capacity: Mib = cards.map(|card| card.capacity).sum();

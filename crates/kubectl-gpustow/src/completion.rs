@@ -27,7 +27,7 @@ pub(crate) enum CompletionAction {
     },
 }
 
-/// What kubectl looks for.
+/// The file name that kubectl looks for.
 const PROGRAM: &str = "kubectl_complete-gpustow";
 /// Cobra's directive: do not fall back to names of files.
 const NO_FILES: u32 = 4;

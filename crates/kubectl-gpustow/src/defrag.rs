@@ -1,5 +1,5 @@
-//! `defrag`: which pods would have to move for those that wait though enough memory is free, in pieces, and off a nearly
-//! empty node.
+//! `defrag`: which pods would have to move. Some moves make room for pods that wait although enough memory is free, in
+//! pieces. Other moves empty a nearly empty node.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::output::{Column, Listing, Value, column};
 pub(crate) struct Row {
     /// The first pod of its kind that waits, or the node that would be emptied.
     purpose: String,
-    /// How many pods wait that ask for the same.
+    /// How many pods wait with an equal request.
     alike: Option<u64>,
     asks: Option<Mib>,
     gets: Option<Place>,

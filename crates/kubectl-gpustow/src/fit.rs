@@ -81,7 +81,7 @@ async fn of_all(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> R
     Ok(why)
 }
 
-/// The answer for a user who may not list the cluster: the API server's, which may say no.
+/// The answer for a user who may not list the cluster: the API server's answer, which may be a refusal.
 async fn of_own(global: &Global, cluster: &Cluster, pod: &Pod, named: &str) -> Result<Why> {
     let said = asked(&global.source, pod, named).await?;
     let said = said.with_context(|| format!("you may not create pods in namespace {named}"))?;
@@ -117,7 +117,7 @@ fn of(cluster: &Cluster) -> Admitting<'_> {
     }
 }
 
-/// What the answer depends on beside the pod.
+/// The objects that decide the answer in addition to the pod.
 #[derive(Default)]
 struct Known {
     namespace: ObjectMeta,

@@ -1,7 +1,7 @@
 //! `kubectl gpustow`: its commands, and the forms in which they print.
 //!
-//! What it says of the cluster is [`gpustow_inspect`]'s: it works with the extender down and with the
-//! right to read, and writes nothing to the cluster.
+//! [`gpustow_inspect`] computes the answers about the cluster. It works with the extender down and with the right to
+//! read, and writes nothing to the cluster.
 
 mod admitted;
 mod adopt;
@@ -42,7 +42,7 @@ use output::{Format, Output};
 /// Between two looks at a list that is watched.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// Runs one command, with its output to `out`; with `--watch` again and again, with what has changed.
+/// Runs one command, with its output to `out`; with `--watch` again and again, with the changes.
 ///
 /// # Errors
 /// If the question cannot be answered: exit code 2.
@@ -101,7 +101,7 @@ async fn once(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Resul
         Command::Whatif(args) => Box::pin(whatif::run(&global.source, &args, out, screen)).await,
         Command::Defrag { output } => {
             let cluster = cluster().await?;
-            // What is free is the whole cluster's, and so is who waits unless a namespace is named.
+            // The free memory is the whole cluster's, and so are the waiting pods unless a namespace is named.
             defrag::plans(&cluster, &global.scope_in(None)).print(&output, screen, out)
         }
         Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),

@@ -17,12 +17,12 @@ use crate::answer::Answer;
 use crate::output::Shown::{Always, Table, Terminal, Wide};
 use crate::output::{Column, Listing, Value, column};
 
-/// What pods that hold a share of the card use of it, if the agent says.
+/// The memory that the card's pods use of it, if the agent reports that.
 pub(crate) fn used(card: &CardView) -> Mib {
     card.pods.iter().filter_map(|pod| pod.used).sum()
 }
 
-/// What the card's agent reported last of the time in which a kernel ran, in percent.
+/// The time in which a kernel ran on the card, in percent, from its agent's last report.
 pub(crate) fn busy(cluster: &Cluster, node: &str, card: &CardView) -> Option<u32> {
     cluster.gpu(node, &card.uuid)?.utilization
 }
@@ -168,13 +168,13 @@ pub(crate) struct GpuRow {
     pub(crate) room: Mib,
     /// Per cent of the time in which a kernel ran, as its agent reported last.
     busy: Option<u32>,
-    /// Why it takes no pods.
+    /// Why it does not accept pods.
     refuses: Option<String>,
     /// Why the driver holds no limit there.
     no_limit: Option<&'static str>,
     /// Who holds something of it.
     pub(crate) owners: Vec<String>,
-    /// Those that did not get it from gpustow.
+    /// The holders that did not get it from gpustow.
     others: Vec<Holder>,
     borrowed: Borrowed,
 }
@@ -294,7 +294,7 @@ pub(crate) struct PodRow {
     uuids: Vec<String>,
     indices: Vec<String>,
     requested: Option<Mib>,
-    /// What the pod holds of all its GPUs: more than it asks for if it takes them whole.
+    /// The memory that the pod holds on all its GPUs: more than its request if it takes them whole.
     charged: Option<Mib>,
     used: Option<Mib>,
     confirmed: Value,
@@ -403,7 +403,7 @@ fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
         .collect()
 }
 
-/// What a group of pods holds.
+/// The pods and the memory of a group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReportRow {
     pub(crate) group: String,
@@ -415,7 +415,7 @@ pub(crate) struct ReportRow {
     pub(crate) gib_hours: f64,
 }
 
-/// What each namespace, or each value of a label, holds and uses now.
+/// The memory that each namespace, or each value of a label, holds and uses now.
 pub(crate) fn groups(cluster: &Cluster, scope: &Scope, by: &str) -> Vec<ReportRow> {
     let mut groups: BTreeMap<String, ReportRow> = BTreeMap::new();
     for pod in cluster.pods_in(scope) {
@@ -453,7 +453,7 @@ fn gib_hours(Mib(mib): Mib, seconds: u64) -> f64 {
     mib as f64 / 1024.0 * seconds as f64 / 3600.0
 }
 
-/// What each team holds, uses and leaves idle.
+/// The held, used and idle memory of each team.
 pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<ReportRow> {
     let rows = groups(cluster, scope, by);
     let sum = |of: fn(&ReportRow) -> Mib| rows.iter().map(of).sum();

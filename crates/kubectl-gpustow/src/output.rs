@@ -18,7 +18,7 @@ use crate::answer::Answer;
 use template::Template;
 pub(crate) use value::{Value, printable};
 
-/// The version of what programs read.
+/// The version of the output for programs.
 pub(crate) fn api_version() -> String {
     format!("kubectl.{}/v1", names::GROUP)
 }
@@ -108,7 +108,7 @@ pub(crate) struct Output {
     pub(crate) left_out: Option<&'static str>,
 }
 
-/// What the output is shown on.
+/// The screen that shows the output.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Screen {
     /// A person looks at it: bars are worth their room.
@@ -184,7 +184,7 @@ pub(crate) struct Listing<R> {
     /// Shown above the rows.
     pub(crate) total: Option<R>,
     pub(crate) name: fn(&R) -> String,
-    /// What to say instead of an empty table.
+    /// The text in place of an empty table.
     pub(crate) empty: &'static str,
     pub(crate) answer: Answer,
 }
@@ -234,7 +234,7 @@ impl<R> Listing<R> {
         };
         let Some(Column { value, .. }) = self.columns.iter().find(same) else {
             let mut heads: Vec<_> = self.columns.iter().map(|column| column.head).collect();
-            // Some are told in two ways, and the bar has no name.
+            // Some columns have two forms with one heading, and the heading of the bar is empty.
             heads.dedup();
             heads.retain(|head| !head.is_empty());
             bail!(
@@ -267,8 +267,8 @@ impl<R> Listing<R> {
         Ok(())
     }
 
-    /// The heading, and the cells of each line with their text as wide as their column is. What is too wide for this screen
-    /// comes below its row, on lines of its own.
+    /// The heading, and the cells of each line with their text as wide as their column. Texts that are too wide for
+    /// this screen come below their row, on lines of their own.
     pub(crate) fn laid_out(&self, wide: bool, screen: Screen) -> (String, Vec<Cells>) {
         let shown = |column: &&Column<R>| match column.shown {
             Shown::Always => true,
@@ -372,14 +372,14 @@ pub(crate) fn write_value(
     out.write_all(text.as_bytes()).context("cannot write")
 }
 
-/// Which columns stand beside each other, and which come below a row.
+/// The columns in a row, and the columns below it.
 struct Split {
     beside: Vec<usize>,
     below: Vec<usize>,
 }
 
-/// Leaves out bars and what others use where a table is wider than `limit`. Then its texts come below the row, the last ones
-/// first; names of rows stay.
+/// Leaves out bars and the use of others where a table is wider than `limit`. Then its texts come below the row, the
+/// last ones first; names of rows stay.
 fn split<R>(columns: &[&Column<R>], lines: &[Vec<Value>], widths: &[usize], limit: usize) -> Split {
     let mut beside: Vec<usize> = (0..columns.len()).collect();
     let is_over = |beside: &[usize]| {

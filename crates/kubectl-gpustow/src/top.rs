@@ -48,13 +48,13 @@ pub(crate) enum TopSort {
 
 const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
 
-/// What the view shows of the cluster.
+/// The view's picture of the cluster.
 struct Picture {
     gpus: Listing<GpuRow>,
     headline: String,
 }
 
-/// What the person chose.
+/// The choices of the user.
 struct View {
     sort: TopSort,
     filter: String,
@@ -133,7 +133,7 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
 }
 
 impl View {
-    /// Does what a key says; false to end.
+    /// Executes the command of a key; false to end.
     fn obey(&mut self, key: KeyEvent, lines: usize, height: usize) -> bool {
         let last = lines.saturating_sub(height);
         match key.code {
@@ -210,7 +210,7 @@ fn picture(cluster: &Cluster, view: &View) -> Result<Picture> {
     Ok(Picture { gpus, headline })
 }
 
-/// Draws, and tells how many lines there are and how many fit.
+/// Draws, and returns the number of lines and the number of lines that fit.
 fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> (usize, usize) {
     let width = usize::from(frame.area().width).max(1);
     let lines = picture.headline.chars().count().div_ceil(width);

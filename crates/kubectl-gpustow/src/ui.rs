@@ -1,10 +1,10 @@
 //! `ui`: the page, served on this machine alone with the user's own rights, or from a pod with the
 //! pod's.
 //!
-//! Any program on this machine can connect, and any page in the user's browser can make it try:
-//! so the path holds a secret, the `Host` must be ours (a rebound DNS name is not), and the page
-//! may load and run nothing but these files. From a pod everybody can connect: then the API server
-//! says for each who may see it, and only the files that make up the page need no token.
+//! Any program on this machine can connect, and any page in the user's browser can make it try. So the path holds a
+//! secret, and the `Host` must be ours (a rebound DNS name is not). The page may load and run nothing but these files.
+//! From a pod everybody can connect. Then the API server decides for each user, and only the files of the page are
+//! served without a token.
 
 mod picture;
 
@@ -77,7 +77,7 @@ const HEADERS: [(header::HeaderName, &str); 6] = [
     ),
 ];
 
-/// What makes up the page: name, type, text.
+/// The files of the page: name, type, text.
 const FILES: [(&str, &str, &str); 7] = [
     ("", "text/html; charset=utf-8", include_str!("ui/page.html")),
     ("page.css", "text/css", include_str!("ui/page.css")),
@@ -185,7 +185,7 @@ async fn stopped() {
     }
 }
 
-/// The page's files below `base`, and behind `door` what they show.
+/// The page's files below `base`, and their data behind `door`.
 fn router(page: Arc<Page>, base: &str, door: Option<Door>) -> Router {
     let shown = Router::new()
         .route(&format!("{base}/events"), get(events))
@@ -245,7 +245,7 @@ async fn look(page: Arc<Page>) {
     }
 }
 
-/// Everything once, then what changed.
+/// Sends everything once, then the changes.
 async fn events(State(page): State<Arc<Page>>) -> Response {
     let Ok(place) = page.clients.clone().try_acquire_owned() else {
         let text = "too many pages are open: close one";

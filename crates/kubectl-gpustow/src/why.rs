@@ -1,4 +1,4 @@
-//! `why`: the verdict on one pod, refusals by reason, the nearest cards and what would free them.
+//! `why`: the verdict on one pod, refusals by reason, the nearest cards and the pods that would free them.
 
 mod gang;
 mod location;
@@ -34,10 +34,10 @@ use nearest::{Finish, Near, advice, fewest_to_finish, nearest, own_rollout};
 use report::Means;
 use requested::Requested;
 
-/// Seconds after which a scheduler has said something of a new pod.
+/// Seconds in which a scheduler should have reported on a new pod.
 const LOOKED_AT_WITHIN: i64 = 60;
 
-/// What there is to say about one pod.
+/// The answer about one pod.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Why {
@@ -63,13 +63,13 @@ pub(crate) struct Why {
     /// For a pod of several GPUs: where the fewest pods must finish before it fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     fewest_to_finish: Option<Finish>,
-    /// What the extender does to make room for it.
+    /// The extender's means that make room for it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     means: Vec<Means>,
-    /// What the extender's last Event said of GPU memory that it reserves for the pod.
+    /// The extender's last Event about GPU memory that it reserves for the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     reserved: Option<Said>,
-    /// What gpustow's last Events said of the pod, for a user who sees no more.
+    /// The last Events of gpustow about the pod, for a user who sees no more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     events: Vec<Said>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub(crate) struct Why {
     /// Annotations of the pod that this version does not know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) unknown: Vec<String>,
-    /// What the user may not see.
+    /// The parts that the user may not see.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<&'static str>,
 }
@@ -138,7 +138,7 @@ pub(crate) async fn run(
     Ok(why.answer())
 }
 
-/// What there is to say about the pod with this UID.
+/// The answer about the pod with this UID.
 pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
     let pod = cluster.pods.get(uid).context("the pod is gone")?.clone();
     if pod.facts.node.is_none() {
@@ -171,7 +171,7 @@ fn about(cluster: &Cluster, facts: &PodFacts) -> Why {
     }
 }
 
-/// With what only the object itself tells.
+/// The answer with the facts that only the object itself has.
 fn about_object(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts);
     why.asks.origin = origin(cluster, pod);
@@ -185,8 +185,8 @@ fn origin(cluster: &Cluster, pod: &Pod) -> Option<String> {
     Some(format!("by {}: auto: {origin}", cluster.resource()))
 }
 
-/// Annotations that look like gpustow's and are not known: admission refuses them, but for those of a later
-/// version, and those that were there before it.
+/// Annotations that look like gpustow's and are not known. Admission refuses them, except annotations of a later
+/// version and annotations that are older than admission.
 fn unknown(cluster: &Cluster, pod: &Pod) -> Vec<String> {
     let Some(annotations) = &pod.metadata.annotations else {
         return Vec::new();
@@ -207,7 +207,7 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
     }
 }
 
-/// What there is to say about a pod that is not bound, or not even created.
+/// The answer about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about_object(cluster, pod, facts);
     why.scheduler_said = state::said(pod).map(str::to_owned);
@@ -292,7 +292,7 @@ fn gates(cluster: &Cluster, facts: &PodFacts, why: &mut Why) {
     }
 }
 
-/// What a refusal is worth for which kube-scheduler looked at a part of the nodes only.
+/// A note on kube-scheduler's last refusal, if it looked at a part of the nodes only.
 fn sampled(pod: &Pod) -> String {
     let sample = state::said(pod).and_then(state::sample);
     sample.map_or_else(String::new, |(looked, all)| {
@@ -333,7 +333,7 @@ fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
     )
 }
 
-/// What keeps a pod that fits from its place, if anything is known to.
+/// Why a pod that fits is not placed, if a reason is known.
 fn held_by(
     cluster: &Cluster,
     pod: &Pod,
@@ -354,7 +354,7 @@ fn held_by(
     }
     match state::said(pod) {
         Some(said) => state::held_by(said),
-        // One that is not created yet has no age.
+        // A pod that is not created yet is without an age.
         None => {
             let created = pod.metadata.creation_timestamp.as_ref()?;
             let old = cluster.wall.as_second() - created.0.as_second() > LOOKED_AT_WITHIN;
@@ -366,7 +366,7 @@ fn held_by(
     }
 }
 
-/// What the extender said last of a place that it keeps for the pod.
+/// The extender's last Event about a reservation for the pod.
 fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Said> {
     let (written, note) = cluster.kept_reservations.get(&*facts.uid)?;
     Some(Said {
@@ -480,7 +480,7 @@ fn compared(
     }
 }
 
-/// The GPUs of a bound pod, or what is wrong with it.
+/// The GPUs of a bound pod, or its error.
 fn assigned<'f>(facts: &'f PodFacts, node: &str) -> std::result::Result<&'f Assignment, String> {
     match &facts.assignment {
         Some(Ok(assignment)) => Ok(assignment),

@@ -1,8 +1,9 @@
-//! Pods that sleep: while they say so, others may borrow all that they do not use (pressure on a GPU leaves them out).
-//! Once one needs its memory again, it is to be told when all that it requested is free, before it allocates.
+//! Pods that sleep: while a pod reports that it sleeps, others may borrow all memory that it does not use. Pressure on
+//! a GPU leaves sleeping pods out. A pod that needs its memory again gets news when its whole request is free, before
+//! it allocates.
 //!
-//! Nothing is told by a stale report. What is free is told to one pod, not to two: those that were told come first, also
-//! those of which no watch has shown it yet.
+//! A stale report never leads to news. Free memory is announced to one pod, not to two. Pods that already got the news
+//! come first, even if no watch has shown it on them yet.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -15,20 +16,21 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 
-/// What a pod is to be told of the memory that it requested.
+/// The news for a pod about the memory that it requested.
 #[derive(Clone, Debug)]
 pub struct News {
     /// The pod.
     pub pod: Arc<PodFacts>,
     /// Whether it has it.
     pub memory: Memory,
-    /// What is missing of each GPU, by UUID.
+    /// The missing memory of each GPU, by UUID.
     pub missing: Vec<(Arc<str>, Mib)>,
 }
 
 impl Ledger {
-    /// What pods that say whether they sleep were not told yet of the memory that they requested. `told` are those that were
-    /// told that it is free, whether their copies show it or not. Of very many pods the next look goes on.
+    /// The news that pods which report their sleep did not get yet about their requested memory. `told` is true for
+    /// pods that got the news of free memory, whether their copies show it or not. If the pods are too many for one
+    /// look, the next look goes on.
     #[must_use]
     pub fn memory_news(&mut self, told: impl Fn(&str) -> bool, now: Duration) -> Vec<News> {
         if !self.parts.config.reclaim {
@@ -63,7 +65,7 @@ fn news_for(
     let name = pod.node.as_ref().filter(|_| !pod.released)?;
     let (memory, missing) = match (sleep.asleep, sleep.told) {
         (true, _) => (Memory::Asleep, Vec::new()),
-        // What it was told once holds until it sleeps again.
+        // The news of free memory holds until the pod sleeps again.
         (false, Some(Memory::Free)) => return None,
         (false, _) if told(&pod.uid) => return None,
         (false, _) => {
@@ -81,7 +83,7 @@ fn news_for(
     })
 }
 
-/// What is missing of the pod's GPUs for it to have all that it requested, if that can be told now.
+/// The memory that is missing on the pod's GPUs for its whole request, if that is known now.
 fn missing_for(
     sight: &Sight<'_>,
     pod: &PodFacts,

@@ -32,7 +32,7 @@ pub enum BindRefusal {
     Excluded {
         /// The node that was asked for.
         node: String,
-        /// What keeps it off.
+        /// The reason why the node is not for the pod.
         reason: &'static str,
     },
 }
@@ -85,7 +85,7 @@ impl Ledger {
             return Err(refusal(Reason::Unfenced));
         }
         match self.parts.books.assumed(uid) {
-            // Annotations may have changed what it asks for since filter saw it.
+            // Annotations may have changed the pod's request since filter saw it.
             Some(held) if held.is_for(node, request) => {}
             Some(held) if held.is_binding() => {
                 return Err(BindRefusal::UnderWay(held.node().to_string()));
@@ -108,7 +108,7 @@ impl Ledger {
         begun
     }
 
-    /// Ends what [`Ledger::begin_bind`] began. `pod` is the pod as it was sent.
+    /// Ends the bind that [`Ledger::begin_bind`] began. `pod` is the pod as it was sent.
     pub fn end_bind(&mut self, pod: &PodFacts, outcome: Outcome, now: Duration) {
         let change = self.parts.books.end_bind(pod, &outcome, now);
         self.follow(change);
@@ -120,15 +120,15 @@ impl Ledger {
         Some(self.parts.books.assumed(uid)?.because())
     }
 
-    /// True while a bind of this pod has no known outcome.
+    /// True while the outcome of a sent bind of this pod is unknown.
     #[must_use]
     pub fn is_binding(&self, uid: &str) -> bool {
         let held = self.parts.books.assumed(uid);
         held.is_some_and(AssumedPod::is_binding)
     }
 
-    /// Ends reservations whose bind never came, because something after us refused their nodes, and
-    /// what has been kept for long enough.
+    /// Ends reservations whose bind never came, because a check after the extender refused their nodes. Also ends
+    /// earmarks whose time is over.
     pub fn expire(&mut self, now: Duration) {
         self.parts.now = now;
         let ttl = self.parts.config.claim_ttl;

@@ -1,4 +1,4 @@
-//! GPUs that pods share with ResourceClaims: where the fence is on, pods get only those that were opened for them.
+//! GPUs that pods share with ResourceClaims: where the fence is on, pods get only GPUs that were opened for them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct Fenced {
     pub held: bool,
     /// Something of its node is kept for a pod.
     pub kept: bool,
-    /// What the agent says that claims hold of it.
+    /// The memory of it that claims hold by the agent's report.
     pub claimed: Mib,
 }
 
@@ -44,8 +44,8 @@ impl Ledger {
         all.collect()
     }
 
-    /// Pods may have these GPUs of the node, and no others where [`Config::fence`](crate::Config::fence) is set. What they
-    /// hold of others they keep. True if that is new.
+    /// Pods may have these GPUs of the node, and no others where [`Config::fence`](crate::Config::fence) is set. Pods
+    /// keep the memory that they hold of other GPUs. True if the set is new.
     pub fn open(&mut self, node: &str, uuids: impl IntoIterator<Item = Arc<str>>) -> bool {
         let change = self.parts.books.open(node, uuids.into_iter().collect());
         let is_new = change.is_some();

@@ -65,14 +65,14 @@ fn searches(request: &Request) -> bool {
 /// How good a node is for a pod: lower is better.
 type Key<'a> = (bool, bool, Cost, &'a str);
 
-/// What became of the candidates.
+/// The candidates after the comparison.
 #[derive(Default)]
 pub(crate) struct Compared<'a> {
     /// Where something after this extender has refused the pod.
     tried: Option<Tried>,
     /// The best alone is of use.
     is_decisive: bool,
-    /// Those that would do, the best first.
+    /// The nodes that would do, the best first.
     feasible: Vec<Key<'a>>,
     refused: Vec<(&'a str, Reason)>,
     /// All that report.
@@ -187,8 +187,8 @@ impl Ledger {
         unfenced.then(|| refuse_all(candidates, Reason::Unfenced))
     }
 
-    /// Which candidates would do, at what cost, and why the others would not. What takes a search is looked at after all that
-    /// is remembered, each call from where the last one stopped.
+    /// Finds the candidates that would do, their costs, and the reasons against the others. Candidates that need a
+    /// search come after all candidates with remembered results. Each call goes on where the last one stopped.
     pub(crate) fn compare<'a>(
         &mut self,
         found: &mut Compared<'a>,
@@ -240,7 +240,7 @@ impl Ledger {
         found.feasible.sort_unstable();
     }
 
-    /// Takes one candidate into what is found.
+    /// Adds one candidate to the findings.
     fn take<'a>(
         &self,
         found: &mut Compared<'a>,
@@ -383,8 +383,7 @@ impl Ledger {
             .collect()
     }
 
-    /// What the node would cost, from memory if such a node was asked about before, and whether it
-    /// has soft taints.
+    /// The cost of the node, from memory if an equal node was asked about before, and whether the node has soft taints.
     pub(crate) fn cost(
         &mut self,
         slot: Slot,

@@ -1,4 +1,4 @@
-//! What filter would say of one node, for people: nothing is reserved.
+//! The answer that filter would give about one node, for people: nothing is reserved.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use gpustow_pack::{Choice, Mib, Refusal, Starts};
 use crate::Ledger;
 
 impl Ledger {
-    /// Where on one node the pod would go now, or why it would not. Card indices are those of
-    /// [`crate::NodeView::cards`]; of two nodes the one with the lower cost is preferred.
+    /// The place on one node where the pod would go now, or the reason why it would not. Card indices are as in
+    /// [`crate::NodeView::cards`]. Of two nodes, the node with the lower cost is preferred.
     ///
     /// # Errors
-    /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own
-    /// error says more than this one.
+    /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own error is more exact
+    /// than this one.
     pub fn explain(&self, pod: &PodFacts, node: &str, now: Duration) -> Result<Choice, Reason> {
         let sight = self.sight(now);
         sight.check(node)?;
@@ -25,9 +25,9 @@ impl Ledger {
         choice.map_err(|reason| told(&sight, pod, node, reason))
     }
 
-    /// One sentence on what speaks for these charges (card index as in
-    /// [`crate::NodeView::cards`], MiB) on a node as it is now; the pod itself must not be in the
-    /// books. None if the node has no such cards or the request is unreadable.
+    /// One sentence on the advantages of these charges (card index as in [`crate::NodeView::cards`], MiB) on a node as
+    /// it is now. The pod itself must not be in the books. None if the node lacks such cards or the request is
+    /// unreadable.
     #[must_use]
     pub fn speaks_for(
         &self,
@@ -72,7 +72,7 @@ impl Ledger {
     }
 }
 
-/// What people are told where the node does not take the pod for this reason.
+/// The reason that people see where the node does not take the pod for `reason`.
 pub(crate) fn told(sight: &Sight<'_>, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
     match reason {
         Reason::Fit(Refusal::Unhealthy) => barred(sight, pod, name)
@@ -81,7 +81,7 @@ pub(crate) fn told(sight: &Sight<'_>, pod: &PodFacts, name: &str, reason: Reason
     }
 }
 
-/// What keeps the pod from the node, if it would fit with no GPU cordoned, and none left to claims.
+/// The obstacle for the pod, if it would fit on the node without GPUs that are cordoned or left to claims.
 fn barred(sight: &Sight<'_>, pod: &PodFacts, name: &str) -> Option<Reason> {
     let node = sight.books.node(name)?;
     let any = |bars: fn(&Node, &Gpu) -> bool| node.gpus().iter().any(|gpu| bars(node, gpu));

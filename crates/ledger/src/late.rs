@@ -1,4 +1,4 @@
-//! What this ledger's view may lack that kube-scheduler has seen already.
+//! Changes that kube-scheduler has already seen, and that this ledger's view may lack.
 //!
 //! kube-scheduler offers a node only if the node's sum suffices in its own view. If the sum does not suffice
 //! here, kube-scheduler has seen pods leave that this ledger still counts. The extender then asks the API server
@@ -35,7 +35,7 @@ impl Ledger {
             return false;
         };
         let (asked, view) = (asked_in_sum(request), node.view());
-        // What is free is never more than what is left in sum, and much faster to add up.
+        // The free memory is never more than the memory that is left in sum, and much faster to add up.
         let free = view
             .cards
             .iter()
@@ -43,7 +43,8 @@ impl Ledger {
         asked > free && asked > node.left_in_sum(view, |_| true).0
     }
 
-    /// The node where others terminate, move or give memory back for a pod. After a restart the pod's condition says so.
+    /// The node where others terminate, move or give memory back for a pod. After a restart, the pod's condition names
+    /// it.
     #[must_use]
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
         let all = &self.parts.earmarks;
@@ -82,9 +83,10 @@ impl Ledger {
             .collect()
     }
 
-    /// Does the pod fit on the node as soon as the `leaving` pods are gone? With `ended`, memory does not count
-    /// that GPUs report of pods that are bound there no more, nor memory of assumed pods of lower priority: if
-    /// kube-scheduler preempts one of these before its bind, only the end of the assumption tells the ledger.
+    /// Does the pod fit on the node as soon as the `leaving` pods are gone? With `ended`, the reported memory of pods
+    /// that are no longer bound there does not count. Memory of assumed pods of lower priority does not count either.
+    /// If kube-scheduler preempts one of these before its bind, the ledger learns it only from the end of the
+    /// assumption.
     #[must_use]
     pub fn fits_without(
         &self,
@@ -97,8 +99,8 @@ impl Ledger {
         self.sight(now).fits_without(pod, name, leaving, ended)
     }
 
-    /// A node where the pod fits now, among those that kube-scheduler has not shown for it lately: it stops to look once
-    /// enough nodes pass its own filters. The pod is woken for such a node.
+    /// A node where the pod fits now, and which kube-scheduler has not shown for it lately. kube-scheduler stops its
+    /// search once enough nodes pass its own filters. The pod is woken for such a node.
     #[must_use]
     pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
         let may_be_unshown = self.parts.queue.may_be_unshown(&pod.uid)?;

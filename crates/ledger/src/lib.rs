@@ -1,9 +1,8 @@
-//! What is free on every GPU of the cluster: capacity − bound − reserved − what live use takes.
+//! The free memory on every GPU of the cluster: capacity − bound − reserved − memory that live use takes.
 //!
-//! A synchronous state machine. Watch events go in through [`Ledger::apply_pod`] and its
-//! siblings, decisions come out of [`Ledger::filter`], [`Ledger::rank`], [`Ledger::preempt`] and
-//! [`Ledger::begin_bind`]. It does not know Kubernetes clients, HTTP, or what time it is: `now` is
-//! an argument, a duration on the caller's monotonic clock.
+//! A synchronous state machine. Watch events go in through [`Ledger::apply_pod`] and its siblings. Decisions come out
+//! of [`Ledger::filter`], [`Ledger::rank`], [`Ledger::preempt`] and [`Ledger::begin_bind`]. It does not know Kubernetes
+//! clients, HTTP, or the time: `now` is an argument, a duration on the caller's monotonic clock.
 //!
 //! ```text
 //!            filter                begin_bind              end_bind(Bound)
@@ -14,9 +13,10 @@
 //!                         └─ watch: has a node ─▶ bound                       ▼
 //!                                                                            gone
 //! ```
-//! Below are three crates: `gpustow-books` (what is true and known, and the one what-if), `gpustow-queue` (who waits for which
-//! room) and `gpustow-means` (how room is made, and where gangs go). Only the books say what is true. Each of their verbs
-//! returns a `Change`, and the others follow from that in one place. The verbs of this crate's users, one file each, ask all.
+//! Below are three crates. `gpustow-books` holds the facts, the other knowledge, and the only what-if check.
+//! `gpustow-queue` holds the pods that wait for room. `gpustow-means` makes room and places gangs. Only the books hold
+//! facts. Each of their verbs returns a `Change`, and the other parts follow it in one place. The verbs of this crate's
+//! users, one file each, use all three crates.
 //!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
@@ -85,7 +85,7 @@ pub use provision::{Placeholder, Provision};
 pub use report::{MEANS, Pursuit};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState};
 
-/// The ledger: the books, and what follows from them. See the crate's documentation.
+/// The ledger: the books, and all state that follows from them. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Ledger {
     parts: Parts,
@@ -115,7 +115,7 @@ impl Ledger {
         sight
     }
 
-    /// Lets scores and queue follow what has changed in the books.
+    /// Lets scores and queue follow a change of the books.
     fn follow(&mut self, change: Change) {
         let parts = &mut self.parts;
         for event in change.into_events() {
@@ -131,14 +131,14 @@ impl Ledger {
         }
     }
 
-    /// What periodic looks for pods to disrupt have cost so far: a fit counts as 8, a pod or node that is only looked at as
-    /// one.
+    /// The cost so far of periodic looks for pods to disrupt. A fit counts as 8, and a pod or node that is only looked
+    /// at as one.
     #[must_use]
     pub fn work(&self) -> u64 {
         self.parts.work()
     }
 
-    /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].
+    /// The budget of one call for searches, for [`Ledger::preempt`] and [`Ledger::spared`].
     #[must_use]
     pub fn budget(&self) -> Budget {
         Budget::of(&self.parts.config)

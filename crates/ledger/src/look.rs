@@ -1,4 +1,4 @@
-//! A look: the means have their turns, in one order, and say what is to be done now.
+//! A look: the means have their turns, in one order, and decide on the actions that are due now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use gpustow_means::{Demand, Demands, Emptying, Moves, OverLimit, Reserved, Short
 use crate::Ledger;
 
 impl Ledger {
-    /// One means has its turn, and may evict at most so many pods. A look is a turn of each, in the order of [`crate::TURNS`], every
-    /// second or so after [`Ledger::tell_time`].
+    /// One means has its turn, and may evict at most `most` pods. A look is a turn of each, in the order of
+    /// [`crate::TURNS`], every second or so after [`Ledger::tell_time`].
     pub fn look(&mut self, means: Cause, most: usize, now: Duration) {
         self.expire(now);
         if let Some(means) = self.means.find_mut(means) {
@@ -34,14 +34,14 @@ impl Ledger {
         known.collect()
     }
 
-    /// What this means has reserved for pods, and which pods leave it to them.
+    /// The memory that this means has reserved for pods, and the pods that leave it to them.
     #[must_use]
     pub fn reserved(&self, means: Cause, now: Duration) -> Vec<Reserved> {
         let means = self.means.find(means);
         means.map_or_else(Vec::new, |it| it.reserved(&self.sight(now)))
     }
 
-    /// What pods must do now, with these GPUs under pressure ([`Ledger::shortages_on`]).
+    /// The demands on pods now, with these GPUs under pressure ([`Ledger::shortages_on`]).
     #[must_use]
     pub fn demands(&self, short: Vec<Shortage>, now: Duration) -> Demands {
         let mut all = Demands::of(short);
@@ -67,7 +67,7 @@ impl Ledger {
         self.sight(now).preemptions_of(gang)
     }
 
-    /// Gives up what is earmarked for a gang: its victims cannot all finish.
+    /// Gives up the earmarks of a gang: its victims cannot all finish.
     pub fn spare_for_gang(&mut self, gang: &Group) {
         self.parts.end_gang(gang, Ended::Late);
     }
@@ -78,14 +78,14 @@ impl Ledger {
         self.sight(now).emptying()
     }
 
-    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
-    /// disruptions, and which nodes rest, is not looked into.
+    /// The node that would be emptied first, and the moves of its pods; none while a pod waits. The answer considers
+    /// neither budgets for disruptions nor the rest of nodes.
     #[must_use]
     pub fn would_empty(&self, now: Duration) -> Option<Emptying> {
         self.sight(now).would_empty()
     }
 
-    /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
+    /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] lists the short GPUs of each.
     #[must_use]
     pub fn may_be_short(&self) -> Vec<Arc<str>> {
         self.sight(Duration::ZERO).may_be_short()
@@ -103,20 +103,20 @@ impl Ledger {
         self.means.reclaim.limits().over(&self.sight(now))
     }
 
-    /// What may be done to have this pod give memory back.
+    /// The action that may make this pod give memory back.
     #[must_use]
     pub fn action_on(&self, pod: &PodFacts) -> Action {
         self.sight(Duration::ZERO).action_on(pod)
     }
 
-    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
-    /// a pod leaves or may be preempted for it.
+    /// Does the pod wait although the sum of free memory suffices and a node could hold it if it were empty? False if
+    /// leaving pods make the room, or if other pods may be preempted for it.
     #[must_use]
     pub fn waits_for_fragmented(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
         self.sight(now).waits_for_fragmented(pod)
     }
 
-    /// What would give room to a pod that waits for pieces; none if nothing would.
+    /// The moves that would give room to a pod that waits for pieces; none if no moves would.
     #[must_use]
     pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
         self.sight(now).moves_within(pod, &mut Budget::of_plan())

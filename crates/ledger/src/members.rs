@@ -69,7 +69,8 @@ impl Ledger {
         let plan = |nodes: Vec<Arc<str>>| {
             let heeding = plan_for(nodes.clone(), true);
             let rejects = || others().any(|it| sight.passed(it).is_some());
-            // What kube-scheduler has rejected may have changed: a plan that does not heed it is better than none.
+            // The nodes that kube-scheduler has rejected may have changed: a plan that ignores the rejection is better
+            // than none.
             match heeding.count() >= wanted || !rejects() {
                 true => heeding,
                 false => plan_for(nodes, false),
@@ -101,7 +102,7 @@ impl Ledger {
         }
     }
 
-    /// The gang of a pod that has no node, if it is in one that a PodGroup describes or should.
+    /// The gang of a pod without a node, if a PodGroup describes the gang or should.
     #[must_use]
     pub fn gang(&self, pod: &PodFacts, now: Duration) -> Option<GangView> {
         self.sight(now).gang_view(pod)
@@ -166,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// How long a pod that is given room holds it. What the rest of its gang holds lasts as long.
+    /// The time for which a pod holds the room that it gets. The room of the rest of its gang lasts as long.
     pub(crate) fn hold_gang(&mut self, pod: &PodFacts, now: Duration) -> Duration {
         let Some(gang) = self.parts.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return self.parts.config.reservation_ttl;

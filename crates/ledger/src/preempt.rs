@@ -23,19 +23,19 @@ impl Ledger {
         is_on && self.sight(now).may_evict_for(Cause::Preempt, pod)
     }
 
-    /// The pods of lower priority that hold GPU memory on a node and are not leaving already:
-    /// those that [`Ledger::preempt`] may add.
+    /// The pods of lower priority that hold GPU memory on a node and are not leaving already: [`Ledger::preempt`] may
+    /// add them.
     #[must_use]
     pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
         self.parts.books.evictable(node, priority)
     }
 
-    /// The pods to evict beside `victims` so that the pod fits on the node: none if it then fits anyway. `None` if no
-    /// eviction of pods of lower priority would do, or if that cannot be told within the budget: no pod must be evicted
-    /// for nothing.
+    /// The pods to evict in addition to `victims` so that the pod fits on the node: none if it then fits anyway. `None`
+    /// if no eviction of pods of lower priority would do, or if the budget is spent before the answer. No pod must be
+    /// evicted for nothing.
     ///
-    /// Pods that no disruption budget protects go first, then low priority, then the youngest;
-    /// those that turn out not to be needed are spared.
+    /// Pods that no disruption budget protects go first, then low priority, then the youngest. Pods that turn out not
+    /// to be needed are spared.
     #[must_use]
     pub fn preempt(
         &self,
@@ -48,9 +48,9 @@ impl Ledger {
         self.sight(now).preempt(pod, name, victims, budget)
     }
 
-    /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
-    /// pod fits, and CPU, host memory, GPU memory in sum and the number of pods, by which
-    /// kube-scheduler chose them, suffice, as far as that can be told within the budget.
+    /// The pods of `victims`, the most precious first, that need not go in addition to `added`. Without their end the
+    /// pod fits, as far as the budget allows the check. The sums by which kube-scheduler chose them suffice, too: CPU,
+    /// host memory, GPU memory and the number of pods.
     #[must_use]
     pub fn spared(
         &self,
@@ -85,7 +85,7 @@ impl Ledger {
     }
 }
 
-/// What kube-scheduler compares with the node's sum: MiB on all GPUs together.
+/// The sum that kube-scheduler compares with the node's sum: MiB on all GPUs together.
 pub(crate) fn asked_in_sum(request: &Request) -> u64 {
     request.in_sum().0
 }

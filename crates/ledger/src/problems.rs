@@ -1,4 +1,4 @@
-//! What needs a person's attention.
+//! Problems that need a person's attention.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::{Ledger, NodeView};
 
 /// No UUID is longer.
 const MAX_UUID: usize = 96;
-/// The most entries of a list that are told of.
+/// The most entries of a list that are reported.
 const MAX_UNKNOWN: usize = 8;
 
 /// Something that the ledger had to work around.
@@ -28,7 +28,7 @@ pub enum Problem {
     Broken {
         /// `namespace/name`.
         pod: String,
-        /// What is wrong with it.
+        /// The error in the assignment.
         error: String,
     },
     /// A pod holds a card that the node no longer has.
@@ -42,12 +42,12 @@ pub enum Problem {
     Overcommitted {
         /// The card.
         uuid: String,
-        /// What is promised.
+        /// The promised memory.
         held: Mib,
-        /// What there is.
+        /// The card's capacity.
         capacity: Mib,
     },
-    /// A pod's assignment is not what it asks for.
+    /// A pod's assignment does not match its request.
     Forged {
         /// `namespace/name`.
         pod: String,
@@ -67,7 +67,7 @@ pub enum Problem {
 }
 
 impl Ledger {
-    /// Those of one node; [`twice`] adds those between nodes.
+    /// The problems of one node; [`twice`] adds the problems between nodes.
     pub(crate) fn problems(&self, node: &Node) -> Vec<Problem> {
         let mut uids: Vec<_> = node.bound().iter().collect();
         uids.sort_unstable_by_key(|(uid, _)| *uid);
@@ -168,7 +168,7 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
     assignment.containers.len() != request.claims.len() || assignment.charges.iter().any(more)
 }
 
-/// Tells of cards that several nodes report.
+/// Adds a problem to both nodes for each card that several nodes report.
 pub fn twice(nodes: &mut [NodeView]) {
     let mut first: HashMap<&str, usize> = HashMap::default();
     let mut found = Vec::new();

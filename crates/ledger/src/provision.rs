@@ -1,15 +1,16 @@
 //! Which nodes an autoscaler must add, because it cannot see by itself that pods need them.
 //!
-//! An autoscaler calls no extender. It sees the sum of a node's free memory, and no pod with a scheduling gate. A
-//! *placeholder* is a pod that it sees instead: it requests what pods wait for, and no present node takes it. The ledger
-//! names the placeholders that are to be created and deleted ([`Ledger::provision`]); it creates none.
+//! An autoscaler does not call extenders. It sees the sum of a node's free memory, and does not see a pod with a
+//! scheduling gate. A *placeholder* is a pod that it sees instead. A placeholder requests the memory that pods wait
+//! for, and no present node takes it. The ledger names the placeholders that are to be created and deleted
+//! ([`Ledger::provision`]), but does not create them.
 //!
-//! A gang needs what its pods lack beside those that fit now, and nothing if enough of them fit ([`gangs`]).
+//! A gang needs room for the pods that it lacks apart from its fitting pods, or nothing if enough fit ([`gangs`]).
 //!
-//! Pods for which the autoscaler adds a node by itself have none, and neither have pods that such a node, a node of
-//! another placeholder or a node that arrives will take. What a node takes follows from the kinds of nodes that are
-//! there. Of a kind that is not there nothing is known, so that each pod for it has a placeholder of its own, and the
-//! autoscaler adds up their requests.
+//! Pods for which the autoscaler adds a node by itself do not get placeholders. Neither do pods that such a node, a
+//! node of another placeholder or an arriving node will take. The ledger derives the pods that a node takes from the
+//! kinds of nodes that are there. Of a kind that is not there nothing is known. Each pod for it has a placeholder of
+//! its own, and the autoscaler adds up their requests.
 
 mod gangs;
 mod kinds;
@@ -45,7 +46,7 @@ const ANSWERS_IN: Duration = Duration::from_secs(900);
 /// The rest of an owner that no node answers doubles so often: to ten days.
 const MOST_DOUBLED: u32 = 10;
 
-/// What is to be created and deleted now.
+/// The placeholders to create and to delete now.
 #[derive(Clone, Debug, Default)]
 pub struct Provision {
     /// Placeholders that are to be created.
@@ -59,21 +60,21 @@ pub struct Provision {
 /// A pod that has an autoscaler add one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placeholder {
-    /// Its owner: the first in turn of those that wait for the node.
+    /// Its owner: the first in turn of the pods that wait for the node.
     pub pod: Arc<PodFacts>,
-    /// All of those, the owner first.
+    /// All pods that wait for the node, the owner first.
     pub pods: Vec<Uid>,
-    /// What they request in sum.
+    /// The sum of the GPU memory that they request.
     pub mib: Mib,
-    /// The same of CPU, in thousandths of a core.
+    /// The sum of the CPU that they request, in thousandths of a core.
     pub cpu_milli: u64,
-    /// The same of host memory.
+    /// The sum of the host memory that they request.
     pub ram: Bytes,
-    /// The node has so many GPUs at least.
+    /// The node has at least this number of GPUs.
     pub gpus: u32,
-    /// Each with so much memory.
+    /// Each GPU has at least this much memory.
     pub gpu_mib: Mib,
-    /// No second placeholder of this kind goes to the same node: what the node takes was counted.
+    /// No second placeholder of this kind goes to the same node: the pods that the node takes were counted.
     pub is_counted: bool,
     /// Known instance types that take the pods.
     pub types: Vec<Box<str>>,
@@ -83,7 +84,7 @@ pub struct Placeholder {
     pub present: Vec<Box<str>>,
 }
 
-/// What looks remember: since when nodes that do not take pods yet have been there. Lost at a restart without harm.
+/// The times since which nodes that do not take pods yet have been there. Their loss at a restart is harmless.
 #[derive(Debug, Default)]
 pub(crate) struct Arriving(HashMap<Arc<str>, Duration>);
 
@@ -192,8 +193,8 @@ impl Ledger {
     }
 }
 
-/// The pods that wait and that no present node can take, the first in turn. Those for which there are placeholders
-/// are looked at before the others: what a look costs is bounded.
+/// The waiting pods that no present node can take, the first in turn. Pods with placeholders are looked at before the
+/// others, because the cost of a look is bounded.
 fn needs(
     sight: &Sight<'_>,
     arriving: &HashSet<Arc<str>>,
@@ -210,7 +211,7 @@ fn needs(
     budget.charge(turns.len() / 8);
     let mut of_sums = Budget::of_look();
     let mut needs = Vec::new();
-    // What pods before this one would take.
+    // The memory that pods before this one would take.
     let mut taken = HashMap::default();
     let mut seen = 0;
     for turn in turns {
@@ -234,7 +235,7 @@ fn needs(
                 Some(fits) => !fits,
                 None => !named.contains(&pod.uid),
             };
-        // What the autoscaler adds for so many takes others as well.
+        // The nodes that the autoscaler adds for this number of pods take others as well.
         if lacks != Some(false) && (!is_seen || seen < PODS) {
             seen += usize::from(is_seen);
             needs.push(Need {
@@ -267,7 +268,8 @@ fn without_means(sight: &Sight<'_>, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Req
     waits.then_some((pod, request))
 }
 
-/// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
+/// Can a present node take the pod? True, too, if the budget is spent before the answer, or if the node may report
+/// again.
 fn may_fit_some(
     sight: &Sight<'_>,
     pod: &PodFacts,
@@ -325,8 +327,8 @@ fn seem_to_hold(sight: &Sight<'_>, mib: Mib) -> Vec<Box<str>> {
     hosts
 }
 
-/// Does a node take the pod by all that an autoscaler sees, beside what is `taken`? Then the pod has that memory for the
-/// next ones. None if that takes too long to tell.
+/// Does a node take the pod by all that an autoscaler sees, in addition to the `taken` memory? Then the pod's memory
+/// counts as `taken` for the next pods. None if the budget is spent before the answer.
 fn seems_to_fit(
     sight: &Sight<'_>,
     pod: &PodFacts,
@@ -352,7 +354,7 @@ fn seems_to_fit(
     Some(false)
 }
 
-/// The placeholders that these pods need beside those that are there.
+/// The placeholders to create and to delete for these pods, given the `present` placeholders.
 fn placeholders(
     sight: &Sight<'_>,
     needs: &[Need],
@@ -385,7 +387,7 @@ fn placeholders(
         bins.push(Bin::with(&pods, &kinds));
         stay.push(placeholder);
     }
-    // The nodes of these placeholders are among those that arrive: the oldest has the first.
+    // The nodes of these placeholders are among the arriving nodes: the oldest placeholder has the first.
     let arriving = arriving
         .iter()
         .filter_map(|name| kinds.of_unknown(name, sight));
@@ -397,7 +399,7 @@ fn placeholders(
     let others = arriving.into_iter().skip(kept.len());
     let others = others.map(|kind| Bin::of(kind, &kinds));
     bins.splice(0..0, others);
-    // What the autoscaler adds by itself takes other pods as well.
+    // The nodes that the autoscaler adds by itself take other pods as well.
     let (seen, mut open): (Vec<usize>, Vec<usize>) =
         open.into_iter().partition(|it| needs[*it].is_seen);
     for index in seen {
@@ -442,7 +444,7 @@ impl Need {
     }
 }
 
-/// The instance type of a node, if it says so.
+/// The instance type of a node, if a label names it.
 fn instance_type(facts: &gpustow_api::NodeFacts) -> Option<&str> {
     facts.label(names::INSTANCE_TYPE)
 }

@@ -1,4 +1,4 @@
-//! What each means does for a pod that waits, or why it does nothing.
+//! The activity of each means for a waiting pod, or the reason why it does nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ pub const MEANS: [Cause; 4] = [
     Cause::Reserve,
 ];
 
-/// What one means does for a pod that waits.
+/// The activity of one means for a waiting pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pursuit {
     /// It is not turned on.
     Off,
     /// It does not act for the pod as things are.
     NotNow(NotNow),
-    /// What it tried was of no use: it pauses until then.
+    /// Its attempt was of no use: it pauses until then.
     BackingOff(Duration),
     /// Room on the node is reserved for the pod until then, and these pods must leave it.
     WaitsFor {
@@ -49,8 +49,8 @@ pub enum Pursuit {
 }
 
 impl Ledger {
-    /// What each means does for a pod that fits nowhere, or why it does nothing. Whether kube-scheduler would place the
-    /// pod where a plan is, the plan does not say. Costs as much as a plan that is made for people.
+    /// The activity of each means for a pod that fits nowhere, or the reason why it does nothing. A plan does not show
+    /// whether kube-scheduler would place the pod there. The report costs as much as a plan that is made for people.
     #[must_use]
     pub fn report(&self, pod: &Arc<PodFacts>, now: Duration) -> [(Cause, Pursuit); 4] {
         let sight = self.sight(now);

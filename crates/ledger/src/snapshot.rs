@@ -19,9 +19,9 @@ pub struct NodeView {
     pub stale: bool,
     /// Its cards in NVML index order.
     pub cards: Vec<CardView>,
-    /// What needs a person's attention.
+    /// Problems that need a person's attention.
     pub problems: Vec<Problem>,
-    /// Where what NVML shows differs from what is assigned.
+    /// Differences between NVML's view and the assignments.
     pub mismatches: Mismatches,
     /// Cards that pods hold and that no report shows.
     pub unreported: usize,
@@ -50,13 +50,13 @@ pub struct CardView {
     pub model: String,
     /// All of its memory.
     pub total: Mib,
-    /// What pods may hold: total − reserved by the driver − headroom.
+    /// The memory that pods may hold: total − reserved by the driver − headroom.
     pub capacity: Mib,
-    /// What is promised to pods, bound and reserving.
+    /// The memory that is promised to pods, bound and reserving.
     pub held: Mib,
-    /// What a new pod may take, live use counted.
+    /// The memory that a new pod may take, live use counted.
     pub free: Mib,
-    /// What processes outside our pods use.
+    /// The unmanaged memory: processes outside our pods use it.
     pub unmanaged: Mib,
     /// False while it gets no new pods.
     pub healthy: bool,
@@ -70,7 +70,7 @@ pub struct CardView {
     pub compute: Compute,
     /// Its memory slices, if MIG instances are made on it.
     pub slices: Option<mig::Slices>,
-    /// Who holds what, by namespace and name.
+    /// The shares of pods, by namespace and name.
     pub pods: Vec<PodShare>,
 }
 
@@ -83,9 +83,9 @@ pub struct PodShare {
     pub namespace: Arc<str>,
     /// Its name; empty if only its reservation is known yet.
     pub name: Arc<str>,
-    /// What is charged on this card.
+    /// The memory that is charged on this card.
     pub charged: Mib,
-    /// What NVML saw it use, if the agent named it.
+    /// The memory that NVML saw the pod use, if the agent named the pod.
     pub used: Option<Mib>,
     /// How firm the share is.
     pub state: ShareState,
@@ -109,9 +109,9 @@ pub enum ShareState {
 /// Pods that are assumed: they hold memory between filter and the end of their bind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Assumed {
-    /// So many wait for their bind.
+    /// The number of pods that wait for their bind.
     pub waiting: usize,
-    /// The bind of so many is under way.
+    /// The number of pods whose bind is under way.
     pub binding: usize,
 }
 
@@ -133,8 +133,7 @@ impl Ledger {
         views
     }
 
-    /// The names of all nodes, in order: for those who must not hold the ledger for a whole
-    /// [`Ledger::snapshot`].
+    /// The names of all nodes, in order, for callers that must not hold the ledger for a whole [`Ledger::snapshot`].
     #[must_use]
     pub fn node_names(&self) -> Vec<Arc<str>> {
         let mut names: Vec<_> = self
@@ -176,7 +175,7 @@ impl Ledger {
         known.then_some(view)
     }
 
-    /// What pods may hold of a card of this node, and all of its memory, if it is reported.
+    /// The memory that pods may hold of a card of this node, and all of its memory, if the card is reported.
     #[must_use]
     pub fn card_size(&self, node: &str, uuid: &str) -> Option<(Mib, Mib)> {
         let node = self.parts.books.node(node)?;
@@ -274,13 +273,13 @@ impl Ledger {
         found
     }
 
-    /// What the ledger knows of a pod.
+    /// The ledger's copy of a pod.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<Arc<PodFacts>> {
         self.parts.books.pod(uid).cloned()
     }
 
-    /// The same, with the ledger's clock before this copy came.
+    /// The ledger's copy of a pod, with the ledger's clock before this copy came.
     #[must_use]
     pub fn copy(&self, uid: &str) -> Option<(Arc<PodFacts>, u64)> {
         self.parts.books.copy(uid)

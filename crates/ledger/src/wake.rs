@@ -22,30 +22,30 @@ use preemptors::Preemptors;
 use waking::Look;
 
 impl Ledger {
-    /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Of those that are queued, the
-    /// gate is to be taken off instead. For room that appeared, those that would fit in it together, in the scheduler's
-    /// order; and those that have waited since their last wake-up though they would fit.
+    /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Queued pods are to be
+    /// ungated instead. For room that appeared, the pods that would fit in it together are woken, in the scheduler's
+    /// order. Pods that have waited since their last wake-up though they would fit are woken, too.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
         self.expire(now);
         self.wakes.wake(&mut self.parts, limit)
     }
 
-    /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
+    /// This pod, which [`Ledger::wake`] named, could not be woken.
     pub fn wake_failed(&mut self, uid: &str) {
         self.parts.queue.wake_failed(uid);
         self.parts
             .change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
-    /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
-    /// and it is tried again after a pause.
+    /// This pod, which [`Ledger::wake`] named, could not be ungated. Its room goes to another pod, and the ledger tries
+    /// again after a pause.
     pub fn ungate_failed(&mut self, uid: &str) {
         self.parts.queue.ungate_failed(uid);
         self.parts
             .change(|earmarks, books| earmarks.end_ungated(uid, Ended::Failed, books));
     }
 
-    /// Did the last [`Ledger::wake`] stop because of what it cost?
+    /// Did the last [`Ledger::wake`] stop because of its cost?
     #[must_use]
     pub fn wakes_on(&self) -> bool {
         self.wakes.go_on()
@@ -57,7 +57,7 @@ impl Ledger {
         self.parts.queue.waiting().len()
     }
 
-    /// What the waiting pods ask for, one entry per pod, and whether the pod waits for others of its gang.
+    /// The requests of the waiting pods, one entry per pod, and whether the pod waits for others of its gang.
     pub fn waiting_requests(&self) -> impl Iterator<Item = (Arc<Request>, bool)> {
         let mut waits: HashMap<&Group, bool> = HashMap::default();
         self.parts
@@ -75,8 +75,7 @@ impl Ledger {
             })
     }
 
-    /// When the pod that has existed longest among those that wait was created, in seconds since
-    /// 1970.
+    /// The creation time of the oldest waiting pod, in seconds since 1970.
     #[must_use]
     pub fn oldest_waiting(&self) -> Option<i64> {
         self.parts.queue.waiting().oldest()
@@ -117,8 +116,8 @@ impl Ledger {
         self.parts.queue.gated().before(uid)
     }
 
-    /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
-    /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
+    /// Queued pods that the leader should have ungated: the first pods that fit, and the first that can go without
+    /// room. Only the leader knows the reserved memory: a pod that it may keep from that memory does not count.
     #[must_use]
     pub fn stalled(&self, now: Duration) -> Vec<Arc<PodFacts>> {
         stalled::stalled(&self.sight(now))
@@ -134,20 +133,20 @@ impl Ledger {
             .unwrap_or(Ungate::Room)
     }
 
-    /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
-    /// for a fit of a pod of one container.
+    /// The cost so far of all looks for queued pods that may preempt. Each pod or node looked at counts as one, and a
+    /// fit of a pod of one container as eight.
     #[must_use]
     pub fn spent_on_preemptors(&self) -> u64 {
         self.wakes.spent_on_preemptors()
     }
 
-    /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
+    /// May a filter call with this number of candidates lack nodes that passed kube-scheduler's own filters?
     #[must_use]
     pub fn is_sample(&self, candidates: usize) -> bool {
         is_sample(candidates, self.parts.config.least_nodes, &self.parts.books)
     }
 
-    /// The node to nominate the pod to, one of those that [`Ledger::wake`] named, in the write that wakes it:
+    /// The node to which the pod is nominated in the write that wakes it. [`Ledger::wake`] named the pod, and
     /// kube-scheduler showed other nodes when it was refused.
     #[must_use]
     pub fn nomination(&self, uid: &str) -> Option<Arc<str>> {
@@ -165,14 +164,14 @@ impl Ledger {
     }
 }
 
-/// What is under way between two calls.
+/// The state between two calls.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     offering: Option<Offering>,
     look: Option<Look>,
     /// Room was found for these kinds since it was last offered.
     found: Vec<KindId>,
-    /// The last call stopped because of what it cost.
+    /// The last call stopped because of its cost.
     unfinished: bool,
     gangs: Gangs,
     preemptors: Preemptors,
@@ -185,7 +184,7 @@ impl Wakes {
         self.found.clear();
     }
 
-    /// Did the last call stop because of what it cost?
+    /// Did the last call stop because of its cost?
     pub(crate) fn go_on(&self) -> bool {
         self.unfinished
     }
@@ -195,7 +194,7 @@ impl Wakes {
         self.preemptors.follow(event);
     }
 
-    /// What all looks for queued pods that may preempt have cost.
+    /// The cost of all looks for queued pods that may preempt.
     pub(crate) fn spent_on_preemptors(&self) -> u64 {
         self.preemptors.spent
     }

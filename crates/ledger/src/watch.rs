@@ -1,4 +1,4 @@
-//! What watches, lists and our own reads say.
+//! The state from watches, lists and our own reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,23 +17,22 @@ impl Ledger {
         self.parts.scores.policy(request)
     }
 
-    /// Learns again what pods ask for: from those known now and from nothing else, so that a
-    /// restart loses nothing. Filter does this by itself when their number has changed by a
-    /// third; call it now and then, so that a mix that changes at constant numbers is followed.
+    /// Learns the requests of pods again, from the known pods and from nothing else, so that a restart loses nothing.
+    /// Filter does this by itself when the number of pods has changed by a third. Call it now and then, so that a mix
+    /// that changes at constant numbers is followed.
     pub fn learn(&mut self) {
         self.parts.scores.learn(&self.parts.books);
     }
 
-    /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
-    /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
-    /// True if there may be more to score.
+    /// Does the likely next work of filter in advance, so that kube-scheduler does not wait for it. It learns, and
+    /// scores at most `limit` nodes for requests that came lately. True if there may be more to score.
     pub fn warm(&mut self, limit: usize) -> bool {
         self.parts.scores.warm(limit, &self.parts.books)
     }
 
-    /// The ledger's own clock: how many copies of pods, ends of pods and reservations it has noted.
-    /// What it notes later has at least this number, so that a read of the API server is in order
-    /// with all else: take the number before the read is sent.
+    /// The ledger's own clock: the number of copies of pods, ends of pods and reservations that it has noted. Later
+    /// notes have at least this number, so that a read of the API server is in order with all else. Take the number
+    /// before the read is sent.
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.parts.books.copies()
@@ -66,9 +65,9 @@ impl Ledger {
         self.follow(change);
     }
 
-    /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It
-    /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
-    /// Of what we did and read ourselves since, the next list is the first to tell.
+    /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It wins over all that
+    /// came before: a pod that it lacks is gone, and an unbound pod in it is unbound. For our own later actions and
+    /// reads, the next list is the first to decide.
     pub fn reset_pods(&mut self, pods: Vec<Arc<PodFacts>>, began: u64) {
         for uid in self.parts.books.not_among(&pods, began) {
             self.delete_pod(&uid);
@@ -147,7 +146,7 @@ impl Ledger {
         nodes.into_iter().for_each(|node| self.apply_node(node));
     }
 
-    /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
+    /// A GpuNode as a watch shows it. It is fresh from `now` on if its content is new.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
         let known = self.parts.books.node(name).and_then(|node| node.status());
         let is_news = self.parts.config.reclaim && known != Some(&status);
@@ -178,9 +177,9 @@ impl Ledger {
         }
     }
 
-    /// These pods, as they are here, could not be fenced when the epoch began. The call comes once the
-    /// ledger has all that was written to pods before that, and before the first decision. What an
-    /// earlier epoch withheld is given back, and what it opened is closed.
+    /// These pods, as they are here, could not be fenced when the epoch began. The call comes once the ledger has all
+    /// earlier writes to pods, and before the first decision. Memory that an earlier epoch withheld is given back, and
+    /// GPUs that it opened are closed.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
         let change = self.parts.books.withhold(pods);
         self.follow(change);
@@ -193,7 +192,7 @@ impl Ledger {
         self.parts.books.unfenced()
     }
 
-    /// Says what time it is, in seconds since 1970, so that pods which terminate can be late, and starts over. To be called
+    /// Sets the time, in seconds since 1970, so that terminating pods can be late and starts can be over. To be called
     /// before each look.
     pub fn tell_time(&mut self, unix: i64) {
         self.parts.unix = Some(unix);
@@ -201,7 +200,7 @@ impl Ledger {
         self.follow(change);
     }
 
-    /// The highest epoch that a pod bears.
+    /// The highest epoch that a pod carries.
     #[must_use]
     pub fn highest_epoch(&self) -> u64 {
         self.parts.books.highest_epoch()

@@ -1,4 +1,4 @@
-//! What pods must do now, for what purpose and why.
+//! The demands on pods now, with their purposes and causes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use strum::IntoStaticStr;
 
 use super::{Borrower, Reserved, Shortage};
 
-/// What is done to a pod or a node, the mildest first; as a string, the `action` label.
+/// An action on a pod or a node, the mildest first. As a string, it is the `action` label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Action {
-    /// The pod is told.
+    /// The pod gets an Event.
     Event,
     /// Its agent ends processes of it that use GPUs.
     KillProcess,
@@ -22,12 +22,12 @@ pub enum Action {
     Evict,
     /// It is deleted.
     Delete,
-    /// Autoscalers are told about the node.
+    /// The node is marked for autoscalers.
     MarkNode,
 }
 
 impl Action {
-    /// What is done to pods or nodes for a cause.
+    /// The actions on pods or nodes for a cause.
     #[must_use]
     pub fn of(cause: Cause) -> &'static [Self] {
         match cause {
@@ -52,7 +52,7 @@ impl From<config::Action> for Action {
     }
 }
 
-/// What a pod is disrupted for.
+/// The purpose of a disruption.
 #[derive(Clone, Debug)]
 pub enum Purpose {
     /// For this pod.
@@ -89,20 +89,20 @@ pub struct Demand {
     pub victim: Arc<PodFacts>,
     /// Why.
     pub cause: Cause,
-    /// What is done to it.
+    /// The action on the victim.
     pub action: Action,
     /// The node that gains by it.
     pub node: Arc<str>,
-    /// What for.
+    /// The purpose.
     pub purpose: Purpose,
     /// For all pods of this gang: all that is demanded for it is done, or nothing.
     pub gang: Option<Group>,
-    /// What the victim uses too much of.
+    /// The cards of which the victim uses too much.
     pub cards: Vec<Borrower>,
 }
 
 impl Demand {
-    /// The condition on the victim that says so.
+    /// The condition on the victim that shows the demand.
     #[must_use]
     pub fn condition(&self) -> &'static str {
         match self.cause.evicts() {
@@ -111,7 +111,7 @@ impl Demand {
         }
     }
 
-    /// Does the victim have a condition that says so?
+    /// Does the victim have a condition that shows the demand?
     #[must_use]
     pub fn is_marked(&self) -> bool {
         if self.cause.evicts() {
@@ -128,12 +128,13 @@ impl Demand {
     }
 }
 
-/// What is demanded now.
+/// The present demands.
 #[derive(Debug, Default)]
 pub struct Demands {
-    /// What is reserved for waiting pods.
+    /// The memory that is reserved for waiting pods.
     pub reserved: Vec<Reserved>,
-    /// One per pod that gives memory back, for a pod that waits before all others; then those that must finish.
+    /// One demand per pod that gives memory back, first for waiting pods, then for other purposes. Demands on pods that
+    /// must finish follow.
     pub all: Vec<Demand>,
     reclaimed: BTreeSet<Uid>,
     /// GPUs under pressure.
@@ -170,7 +171,7 @@ impl Demands {
                 victim: victim.clone(),
                 cause: reserved.cause,
                 action,
-                // Those of a gang that finish together may be on nodes where nothing is reserved.
+                // Victims of one gang finish together, and may be on nodes without reserved memory.
                 node: victim.node.as_ref().unwrap_or(&reserved.node).clone(),
                 purpose: Purpose::Pod(reserved.pod.clone()),
                 gang: reserved.gang.clone(),
@@ -181,7 +182,7 @@ impl Demands {
         }
     }
 
-    /// What is demanded for each gang.
+    /// The demands for each gang.
     #[must_use]
     pub fn by_gang(&self) -> BTreeMap<Group, Vec<&Demand>> {
         let mut all = BTreeMap::<_, Vec<_>>::new();
@@ -206,20 +207,20 @@ impl Demands {
         all.any(|it| it.cause.evicts() && *it.victim.uid == *uid)
     }
 
-    /// What conditions of pods say is reserved for them.
+    /// The reserved memory that the conditions of pods announce.
     pub fn announced(&self) -> impl Iterator<Item = &Reserved> {
         let all = self.reserved.iter();
         all.filter(|it| it.cause != Cause::Reserve)
     }
 
-    /// What the pod's condition says is reserved for it.
+    /// The reserved memory that the pod's condition announces.
     #[must_use]
     pub fn reserved_for(&self, uid: &str) -> Option<&Reserved> {
         let mut conditions = self.announced();
         conditions.find(|it| *it.pod.uid == *uid)
     }
 
-    /// Must no pod be told anything?
+    /// Are there neither demands nor announced memory?
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty() && self.announced().next().is_none()

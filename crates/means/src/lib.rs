@@ -1,8 +1,8 @@
 //! The means by which room is made for a pod that waits: reclaim, reserve, preempt and defragment. Gangs are placed here too.
 //!
-//! Each has a folder and a line in [`Registry`], and is a value behind one trait with a state of its own. It looks for plans in
-//! its own way and compares them by a rank of its own. A plan is pursued in one way: an earmark. A means changes the [`Parts`]
-//! and asks [`Sight`]: what is known, and who waits.
+//! Each means has a folder and a line in [`Registry`]. It is a value behind one trait, with a state of its own. It
+//! looks for plans in its own way and compares them by a rank of its own. A plan is pursued in one way: an earmark. A
+//! means changes the [`Parts`] and asks [`Sight`] for the known state and the waiting pods.
 
 mod defragment;
 mod demand;
@@ -41,7 +41,7 @@ pub trait Means {
     /// How old a pod must be for it; none if it is off.
     fn after(&self, config: &Config) -> Option<Duration>;
 
-    /// Has its turn in a look: chooses what other pods do, and keeps the room. It may evict at most so many.
+    /// Takes its turn in a look: it decides about other pods, and keeps the room. It may evict at most `most` pods.
     fn look(&mut self, parts: &mut Parts, most: usize);
 
     /// Until when it pauses for the pod, for a reason of its own.
@@ -49,16 +49,16 @@ pub trait Means {
         None
     }
 
-    /// Which pods would leave room, and where, whatever kube-scheduler said of the nodes.
+    /// The pods that would leave room, and their node, regardless of kube-scheduler's answers about nodes.
     fn plan(&self, known: &Sight<'_>, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Makes>;
 
-    /// What it has reserved for pods.
+    /// The memory that the means has reserved for pods.
     fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved>;
 
-    /// Adds what it demands of pods now.
+    /// Adds the present demands of the means on pods.
     fn demand(&self, sight: &Sight<'_>, all: &mut Demands);
 
-    /// Is this, which it has demanded, demanded still?
+    /// Does this demand of the means still hold?
     fn still(&self, sight: &Sight<'_>, demand: &Demand) -> bool {
         still_evicts(sight, demand)
     }
@@ -97,12 +97,12 @@ impl Registry {
         ]
     }
 
-    /// The one with this cause.
+    /// The means with this cause.
     pub fn find(&self, cause: Cause) -> Option<&dyn Means> {
         self.all().into_iter().find(|it| it.cause() == cause)
     }
 
-    /// The same, to be changed.
+    /// The means with this cause, to be changed.
     pub fn find_mut(&mut self, cause: Cause) -> Option<&mut dyn Means> {
         let all: [&mut dyn Means; 4] = [
             &mut self.reclaim,
@@ -114,14 +114,14 @@ impl Registry {
     }
 }
 
-/// Where others could leave a pod what it requests. Of two plans the lesser is better: by rank, then by name.
+/// A place where others could leave room for a pod's request. Of two plans the lesser is better: by rank, then by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Plan<R> {
-    /// What it asks of others.
+    /// The burden of the plan on others.
     pub rank: R,
     /// Where.
     pub node: Arc<str>,
-    /// The GPUs that the pod gets, by UUID, and what it will hold of each.
+    /// The GPUs that the pod gets, by UUID, with its memory on each.
     pub cards: Cards,
     /// The pods that give memory back, are evicted, or must finish.
     pub waits_for: Vec<Uid>,
@@ -140,11 +140,11 @@ pub struct Reserved {
     pub node: Arc<str>,
     /// When that is given up.
     pub until: Duration,
-    /// The GPUs that the pod is to get, by UUID, and what it will hold of each.
+    /// The GPUs that the pod is to get, by UUID, with its memory on each.
     pub cards: Vec<(Arc<str>, Mib)>,
     /// The pods that must still finish or give memory back. Empty once the pod fits, or will when others have left.
     pub victims: Vec<Arc<PodFacts>>,
-    /// What victims that must give memory back use, by the report that was last seen.
+    /// The usage of victims that must give memory back, by the latest report.
     pub borrowers: Vec<Borrower>,
     /// It is a part of the room of this gang: the victims for all its pods finish together, or none.
     pub gang: Option<Group>,
@@ -190,7 +190,7 @@ pub enum NotNow {
 }
 
 impl Sight<'_> {
-    /// Does the pod want still what was earmarked for it?
+    /// Does the pod still want the room that was earmarked for it?
     pub(crate) fn wants(&self, pod: &PodFacts, earmark: &Earmark) -> bool {
         let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
         same && pod.may_be_placed() && self.books.assumed(&pod.uid).is_none()
@@ -217,7 +217,7 @@ impl Sight<'_> {
                 _ => gang.is_some() && !self.books.comes_alone(pod),
             }
         };
-        // A reservation is given up for what another means makes.
+        // A reservation is given up for room that another means makes.
         let has_room = || match means {
             Cause::Reserve => self.earmarks.earmark(&pod.uid).is_some(),
             _ => self.earmarks.has_more_than_reservation(&pod.uid),
@@ -264,8 +264,8 @@ impl Parts {
         }
     }
 
-    /// What is earmarked for the pod goes on, with others if need be, or ends: `holds` says which pods are asked instead, if
-    /// others are, or why it ends.
+    /// Continues the pod's earmark, with other pods if needed, or ends it. `holds` returns the pods to ask instead, if
+    /// others are asked, or the reason why the earmark ends.
     fn look_after(
         &mut self,
         uid: &Uid,

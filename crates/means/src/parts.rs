@@ -1,4 +1,4 @@
-//! The parts of the ledger that decisions rest on, and how what is earmarked changes.
+//! The parts of the ledger that decisions use, and the changes of earmarks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,27 +11,27 @@ use crate::sight::Sight;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Parts {
-    /// What the administrator decided.
+    /// The administrator's configuration.
     pub config: Config,
-    /// What is true.
+    /// The facts about the cluster.
     pub books: Books,
-    /// What filter remembers.
+    /// The scores that filter remembers.
     pub scores: Scores,
-    /// Which pod room is kept for.
+    /// The room that is kept for pods.
     pub earmarks: Earmarks,
-    /// What kube-scheduler has shown.
+    /// kube-scheduler's answers about nodes, as far as they are known.
     pub shown: Shown,
-    /// Who waits.
+    /// The waiting pods.
     pub queue: Queue,
     /// Pods that were asked to give memory back.
     pub asked: Asked,
-    /// Pods for which a search ended because it had cost enough: they are to be told.
+    /// Pods for which a search ended because it had cost enough: they get an Event.
     pub cut: Vec<Uid>,
-    /// Pods that no node could hold if it were empty: they are to be told.
+    /// Pods that no node could hold if it were empty: they get an Event.
     pub hopeless: Vec<Uid>,
-    /// What time it is, as the last verb with a time that changes something said.
+    /// The time of the last verb that changes something and knows the time.
     pub now: Duration,
-    /// The same in seconds since 1970: see `Ledger::tell_time`.
+    /// The time in seconds since 1970: see `Ledger::tell_time`.
     pub unix: Option<i64>,
     /// See `Ledger::work`.
     work: AtomicU64,
@@ -49,7 +49,7 @@ impl Parts {
         }
     }
 
-    /// What is known now, and who waits.
+    /// The known state and the waiting pods.
     pub fn sight(&self) -> Sight<'_> {
         let known = Known {
             books: &self.books,
@@ -70,14 +70,14 @@ impl Parts {
         }
     }
 
-    /// Changes what is earmarked: the one way, for the queue follows what is kept no more.
+    /// Changes the earmarks. This is the only way, because the queue follows room that is no longer kept.
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Earmarks, &Books) -> T) -> T {
         let found = change(&mut self.earmarks, &self.books);
         self.queue.gain(&mut self.earmarks);
         found
     }
 
-    /// What was earmarked for the pod ends.
+    /// Ends the earmark of the pod.
     pub fn end(&mut self, uid: &str, how: Ended) {
         self.change(|earmarks, books| earmarks.end(uid, how, books));
     }
@@ -90,7 +90,7 @@ impl Parts {
         }
     }
 
-    /// What looks have cost so far.
+    /// The cost of all looks so far.
     pub fn work(&self) -> u64 {
         self.work.load(Ordering::Relaxed)
     }

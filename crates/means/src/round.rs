@@ -1,5 +1,5 @@
-//! A search for many pods over many nodes, in pieces: what one look costs is bounded, and the next goes on where it
-//! stopped.
+//! A search for many pods over many nodes, in pieces. The cost of one look is bounded, and the next look goes on where
+//! it stopped.
 //!
 //! A round takes a list of pods, in the order in which they are to be served, and looks at nodes for one after the
 //! other. Pods that come later wait for the next round. In a cluster where one look suffices, a look is a round.
@@ -12,13 +12,13 @@ use super::Plan;
 use crate::parts::Parts;
 use crate::sight::Sight;
 
-/// What one node offers to a pod.
+/// The offer of one node to a pod.
 pub(crate) enum Offer<R> {
     /// A plan.
     Plan(Plan<R>),
     /// Nothing.
     Nothing,
-    /// The pod fits there now: it needs no plan.
+    /// The pod fits there now, and does not need a plan.
     Fits,
     /// Others make the room for the pod, or it needs none any more.
     Served,
@@ -32,7 +32,7 @@ impl<R> Offer<R> {
     }
 }
 
-/// What all nodes together offer: the least plan.
+/// The offer of all nodes together: the least plan.
 pub(crate) type Found<R> = (Uid, Offer<R>);
 
 /// A round that is under way.
@@ -132,7 +132,8 @@ impl<R: Ord> Round<R> {
     }
 
     /// Goes on until the search for one pod ends. None once the round is over or the budget is spent. `nodes` names the
-    /// nodes for a pod, or none if the pod needs nothing any more. What one look was not enough for is [`Offer::Spent`].
+    /// nodes for a pod, or none if the pod needs nothing any more. The offer is [`Offer::Spent`] if one look was not
+    /// enough for a node and no plan was found.
     pub(crate) fn go_on(
         &mut self,
         budget: &mut Budget,

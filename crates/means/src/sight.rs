@@ -1,4 +1,4 @@
-//! What is known, and who waits: what wake-ups, the means and placeholders ask.
+//! The known state and the waiting pods, for wake-ups, the means and placeholders.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use gpustow_queue::Queue;
 /// See the module's documentation.
 #[derive(Clone, Copy)]
 pub struct Sight<'a> {
-    /// What is known.
+    /// The known state.
     pub known: Known<'a>,
-    /// Who waits.
+    /// The waiting pods.
     pub queue: &'a Queue,
 }
 
@@ -31,8 +31,8 @@ impl<'a> Sight<'a> {
         self.queue.firsts(&mut None, usize::MAX, skip)
     }
 
-    /// The first such pod, that has no more than a reservation to wait for, of each of the next `most` kinds: those after
-    /// `from`, which is moved on, and is none at the end.
+    /// Of each of the next `most` kinds after `from`, the first such pod without more than a reservation to wait for.
+    /// `from` is moved on, and is none at the end.
     pub(crate) fn next_without_more(
         &self,
         from: &mut Option<Turn>,

@@ -8,7 +8,7 @@ use gpustow_books::{Budget, HashSet, Host};
 
 use crate::sight::Sight;
 
-/// Pods to evict beyond those that kube-scheduler chose, or of those to spare.
+/// Pods to evict in addition to kube-scheduler's victims, or victims to spare.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Victims {
     /// Their UIDs, in the order in which they were chosen.
@@ -18,7 +18,7 @@ pub struct Victims {
 }
 
 impl Sight<'_> {
-    /// The pods to evict beside `victims` so that the pod fits on the node: see `Ledger::preempt`.
+    /// The pods to evict in addition to `victims` so that the pod fits on the node: see `Ledger::preempt`.
     pub fn preempt(
         &self,
         pod: &PodFacts,

@@ -2,8 +2,8 @@
 
 use crate::{Mib, NodeGpus, PolicyKind, Request, Tight};
 
-/// Why to put `charges` (card index, MiB; ascending, each card once) on `node`, as the
-/// policy sees it: what it looks at and what it found, in MiB.
+/// Why to put `charges` (card index, MiB; ascending, each card once) on `node`, as the policy sees it: its rule and its
+/// finding, in MiB.
 #[must_use]
 pub fn because(
     node: &NodeGpus,

@@ -16,7 +16,7 @@ impl Mib {
     /// Nothing.
     pub const ZERO: Self = Self(0);
 
-    /// What is left after `other` is taken away, at least zero.
+    /// The rest after `other` is taken away, at least zero.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -56,7 +56,7 @@ impl Bytes {
     /// Nothing.
     pub const ZERO: Self = Self(0);
 
-    /// What is left after `other` is taken away, at least zero.
+    /// The rest after `other` is taken away, at least zero.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -101,17 +101,17 @@ pub struct ModelId(pub u16);
 /// One physical GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Card {
-    /// What pods may hold in all: total − reserved by the driver − headroom.
+    /// The memory that pods may hold in all: total − reserved by the driver − headroom.
     pub capacity: Mib,
-    /// What a new pod may take now.
+    /// The memory that a new pod may take now.
     pub free: Mib,
     /// The card's model.
     pub model: ModelId,
-    /// False while the card must take no new pods (unhealthy, held by another component).
+    /// False while the card must not get new pods (unhealthy, held by another component).
     pub usable: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
-    /// How much of it is in use, where that matters beside what is promised.
+    /// How much of it is in use, where that matters in addition to the promised memory.
     pub lending: Lending,
     /// Its compute, if pods share that by shares.
     pub compute: Compute,
@@ -127,14 +127,14 @@ pub enum Starts {
     /// None: any pod may start there.
     #[default]
     None,
-    /// Pods beside which others may start, but none that starts alone.
+    /// Pods with which others may start, except a pod that starts alone.
     Beside,
     /// One that starts alone: no other pod may.
     Alone,
 }
 
 impl Starts {
-    /// A pod that starts alone, or beside others.
+    /// A pod that starts alone, or together with others.
     #[must_use]
     pub fn of(alone: bool) -> Self {
         match alone {
@@ -153,23 +153,23 @@ impl Starts {
     }
 }
 
-/// Compute of a card that its pods share, in hundredths of the card. Nothing, where pods get no share of it: such a card
-/// takes only pods that ask for none, and any other only those that do.
+/// Compute of a card that its pods share, in hundredths of the card. Zero on a card whose pods do not share it: such a
+/// card gets only pods without a request for compute. Any other card gets only pods with such a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compute {
-    /// What pods may hold in all.
+    /// The hundredths that pods may hold in all.
     pub capacity: u16,
-    /// What a new pod may take now.
+    /// The hundredths that a new pod may take now.
     pub free: u16,
 }
 
-/// What pods make of a card's memory, in sixteenths of its capacity, so coarse that what changes all the time
-/// seldom changes this. Nothing where no memory is lent.
+/// The pods' use of a card's memory, in sixteenths of its capacity, so coarse that frequent changes seldom change this.
+/// Zero where no memory is lent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Lending {
     /// Likely to be in use.
     pub used: u8,
-    /// In use beyond what was promised to the pods that use it.
+    /// In use beyond the promise to the pods that use it.
     pub lent: u8,
 }
 
@@ -198,7 +198,7 @@ impl Card {
         self.compute.free = self.compute.free.saturating_sub(request.compute.into());
     }
 
-    /// Is another one the same but for what pods make of its memory?
+    /// Is the other card equal, apart from the pods' use of its memory?
     pub(crate) fn is_alike(&self, other: &Self) -> bool {
         let lending = self.lending;
         *self == Self { lending, ..*other }
@@ -223,7 +223,7 @@ impl Compute {
         }
     }
 
-    /// What suits a pod that asks for so much, and no other.
+    /// The compute of a card that suits a pod with this request for compute, and no other pod.
     pub(crate) fn suiting(asked: u8) -> Self {
         Self {
             capacity: asked.into(),
@@ -232,7 +232,7 @@ impl Compute {
     }
 }
 
-/// The cards of one node and what is left of its other resources.
+/// The cards of one node and the free part of its other resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeGpus {
     /// Cards in NVML index order.
@@ -246,7 +246,7 @@ pub struct NodeGpus {
 }
 
 impl NodeGpus {
-    /// Takes what a pod of this request gets: these charges of cards, CPU and host memory.
+    /// Takes the resources of a pod with this request: these charges of cards, CPU and host memory.
     pub fn take(&mut self, request: &Request, charges: &[(usize, Mib)]) {
         for &(card, mib) in charges {
             if let Some(card) = self.cards.get_mut(card) {

@@ -15,13 +15,13 @@ use crate::{Card, Claim, Compute, Cost, Mib, NodeGpus, Policy, Request, Starts};
 pub struct Placement {
     /// For every claim of the request, in its order, the chosen card indices, ascending.
     pub cards: Vec<Vec<usize>>,
-    /// What each card is charged: card index and MiB, ascending, each card once.
+    /// The charge of each card: card index and MiB, ascending, each card once.
     pub charges: Vec<(usize, Mib)>,
     /// Where the MIG instance lies that the pod gets, if it asks for one.
     pub piece: Option<Piece>,
 }
 
-/// A placement and what it costs.
+/// A placement and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The placement.
@@ -54,7 +54,7 @@ pub enum Refusal {
     Unhealthy,
     /// It would fit if no pod started there.
     Starting,
-    /// It would fit beside pods that it must not share a card with, or apart from those that it must.
+    /// It would fit without its rules about other pods on its cards.
     Neighbours,
     /// The whole cards it wants are not there at present.
     NoWholeCard,
@@ -123,13 +123,12 @@ impl std::error::Error for Refusal {}
 
 /// The best placement of `request` on `node` under `policy`, or why there is none.
 ///
-/// Best is: fewest cards for the pod as a whole (its containers share a card where they fit), then
-/// the least that the policy says, then the least that is lent there ([`crate::Lending`]), then lowest card
-/// indices, container by container. Then, where
-/// [`NodeGpus::links`] are known, cards are exchanged for others in the same state: those closest
-/// to each other, then those whose loss breaks the fewest close groups of whole free cards, then
-/// those with the lowest indices. A search that reaches its bound answers with the best placement
-/// it has seen.
+/// The best placement takes the fewest cards for the pod as a whole: its containers share a card where they fit. Then
+/// the lowest cost of the policy decides, then the least lent memory ([`crate::Lending`]), then the lowest card
+/// indices, container by container. Where [`NodeGpus::links`] are known, the search then exchanges cards for others in
+/// the same state. It prefers cards that are closest to each other. Then it prefers cards whose loss breaks the fewest
+/// close groups of whole free cards, then the lowest indices. A search that reaches its bound answers with the best
+/// placement it has seen.
 ///
 /// ```
 /// use gpustow_pack::policy::Binpack;
@@ -164,13 +163,13 @@ impl std::error::Error for Refusal {}
 ///
 /// # Errors
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
-/// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
+/// [`Refusal::TooComplex`], that the search was given up before it found a placement, or the reason that there is none.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
     fit_counting(node, request, policy, &mut 0)
 }
 
-/// [`fit`], which adds to `steps` what the search took: a caller that asks of thousands of nodes stops when
-/// it is enough. A pod of one container on one card takes none.
+/// [`fit`], which adds the steps of the search to `steps`. A caller that asks of thousands of nodes stops when it is
+/// enough. A pod of one container on one card takes none.
 ///
 /// # Errors
 /// As [`fit`].
@@ -218,7 +217,7 @@ pub fn fit_counting(
     Ok(choice)
 }
 
-/// What counts of the memory that is lent on these cards.
+/// The memory that is lent on these cards, as far as it counts.
 pub(crate) fn lending(
     policy: &dyn Policy,
     node: &NodeGpus,
@@ -231,7 +230,7 @@ pub(crate) fn lending(
     }
 }
 
-/// The cost of what [`fit_counting`] would answer.
+/// The cost of the choice that [`fit_counting`] would return.
 ///
 /// # Errors
 /// As [`fit`].
@@ -263,7 +262,7 @@ struct One {
     piece: Option<Piece>,
 }
 
-/// The search for a request that takes one card, and what it is charged there.
+/// The search for a request that takes one card, with the charge of that card.
 fn fit_one(
     node: &NodeGpus,
     request: &Request,
@@ -273,7 +272,7 @@ fn fit_one(
     let mut best: Option<One> = None;
     let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
-        // Of cards that cannot be told apart the first wins; here only neighbours are.
+        // The first of equal cards wins; here only neighbours are compared.
         if !request.may_take(card, claim) || index > 0 && node.cards[index - 1] == *card {
             continue;
         }
@@ -306,14 +305,14 @@ fn fit_one(
     best.ok_or_else(|| refusal_of_one(node, request, claim))
 }
 
-/// What is asked to tell why a request does not fit.
+/// A question about the reason why a request does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Would it fit if every card were empty, took pods and could limit memory, however much?
     FitsUnlimited,
-    /// The same, if the cards shared their compute as the request needs it?
+    /// As [`Self::FitsUnlimited`], if the cards shared their compute as the request needs it?
     FitsShared,
-    /// The same as the first, if no card were kept for MIG instances?
+    /// As [`Self::FitsUnlimited`], if no card were kept for MIG instances?
     FitsWhole,
     /// Would it fit if every card were empty and took pods?
     FitsEmpty,
@@ -335,7 +334,7 @@ impl Question {
     fn suppose(self, card: &Card, request: &Request) -> Card {
         let shared = || Compute::suiting(request.compute);
         match self {
-            // Were it able to limit memory at all, which says nothing of how much.
+            // A card that cannot limit memory counts as if it could, however much.
             Self::FitsUnlimited => Card {
                 limit: match card.limit {
                     Mib::ZERO => Mib(u64::MAX),
@@ -428,7 +427,7 @@ pub(crate) fn refusal_of_one(node: &NodeGpus, request: &Request, claim: &Claim) 
     why
 }
 
-/// The same for a request of several containers; an error if it cannot be told within the bound.
+/// The reason why a request of several containers does not fit; an error if the search reaches its bound first.
 fn refusal_of_several(
     node: &NodeGpus,
     request: &Request,

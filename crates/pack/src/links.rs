@@ -49,7 +49,7 @@ impl Link {
         }
     }
 
-    /// What joins two cards, for people.
+    /// The connection between two cards, for people.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -74,8 +74,7 @@ pub struct Links {
 }
 
 impl Links {
-    /// The links between so many cards as `link` tells them, in either direction; none if it
-    /// knows of no pair.
+    /// The links between `cards` cards, as `link` returns them in either direction; none if it does not know any pair.
     #[must_use]
     pub fn new(cards: usize, link: impl Fn(usize, usize) -> Option<Link>) -> Option<Arc<Self>> {
         let mut distances = vec![UNKNOWN; cards * cards];
@@ -117,8 +116,8 @@ impl Links {
         Some(slower.unwrap_or(Link::NvLink(40_u8.saturating_sub(worst))))
     }
 
-    /// What others lose if these cards are taken: the closeness of those that were wholly free to
-    /// the cards that stay wholly free.
+    /// The loss of others if these cards are taken. It is the closeness of the wholly free ones among them to the cards
+    /// that stay wholly free.
     pub(crate) fn lost(&self, node: &NodeGpus, taken: &[usize]) -> u32 {
         let whole =
             |card: &Card| card.usable && card.free == card.capacity && card.capacity > Mib::ZERO;
@@ -145,10 +144,10 @@ fn apart(worst: u8, sum: u32) -> u32 {
     u32::from(worst) << 24 | sum.min((1 << 24) - 1)
 }
 
-/// Exchanges cards of the placement for such as the policy cannot tell from them (in the same
-/// state, held by the same containers), so that the pod's cards are closest: the slowest pair
-/// first, then the sum, where a pair counts once for the pod and once more for every container that
-/// has both. Then so that others lose least, and least is lent; then for the lowest indices.
+/// Exchanges cards of the placement for cards that are equal to the policy: in the same state, held by the same
+/// containers. The pod's cards then are closest: the slowest pair decides first, then the sum over pairs. A pair counts
+/// once for the pod and once more for every container that has both. Then the least memory is lent, then others lose
+/// least; then the lowest indices decide.
 pub(crate) fn closest(node: &NodeGpus, request: &Request, choice: &mut Choice, steps: &mut u64) {
     let Some(links) = &node.links else {
         if choice.placement.charges.len() > 1 {
@@ -249,7 +248,7 @@ impl Exchange<'_> {
         };
         let (cards, slots) = (&self.node.cards, self.slots);
         let state = &cards[slot.card];
-        // Slots that cannot be told apart take their cards in order.
+        // Equal slots take their cards in order.
         let alike =
             |other: &UsedCard| cards[other.card].is_alike(state) && other.claims == slot.claims;
         let from = slots[..at].iter().rposition(alike);
@@ -273,7 +272,7 @@ impl Exchange<'_> {
     }
 
     fn consider(&mut self, apart: u32) {
-        // What is lent is a part of the cost; what others lose decides between places of equal cost alone.
+        // The lent memory is a part of the cost. The loss of others decides only between places of equal cost.
         let lending = self
             .request
             .lending(&self.node.cards, self.chosen.iter().copied());

@@ -1,9 +1,10 @@
 //! MIG instances that are made on demand: which memory slices of a card the next one takes.
 //!
-//! An instance of a profile takes slices that lie side by side, and starts only where the driver allows it. Of the places
-//! that are free, it takes the one that leaves most sets of further instances possible. To weigh the sets by which sizes
-//! are requested places no more of them: a test compares both. Of the profiles with the same memory it is the one with most
-//! compute that may start there: this leaves the same sets possible, since slices of memory are what runs out.
+//! An instance of a profile takes slices that lie side by side, and starts only where the driver allows it. Of the
+//! places that are free, it takes the one that leaves most sets of further instances possible. A weight of the sets by
+//! the requested sizes does not place more of them: a test compares both. Of the profiles with the same memory it is
+//! the one with most compute that may start there. This leaves the same sets possible, since slices of memory run out
+//! first.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -14,9 +15,9 @@ use crate::Mib;
 
 /// A card has so many memory slices at most.
 pub const MAX_SLICES: u32 = 8;
-/// Profiles of different sizes that are told apart; no card has more.
+/// Sizes of profiles that a geometry distinguishes; no card has more.
 const SIZES: usize = 6;
-/// Profiles that are told apart, those of one size with more compute included.
+/// Profiles that a geometry distinguishes, including profiles of one size with more compute.
 const KINDS: usize = 2 * SIZES;
 /// Kinds of cards whose tables a thread remembers.
 const TABLES: usize = 16;
@@ -41,7 +42,7 @@ impl Profile {
         legal.then(|| mask(start, self.slices.into()))
     }
 
-    /// Where an instance may lie beside those that hold `taken`: first slices and masks, in order.
+    /// The places of an instance outside the slices `taken`: first slices and masks, in order.
     fn places(self, taken: u8) -> impl Iterator<Item = (u32, u8)> {
         let starts = 0..MAX_SLICES;
         let all = starts.filter_map(move |start| Some((start, self.mask(start)?)));
@@ -70,7 +71,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// What these profiles come to; none if no instance could ever be made.
+    /// The geometry of these profiles; none if no instance could ever be made.
     #[must_use]
     pub fn new(profiles: impl IntoIterator<Item = Profile>) -> Option<Self> {
         let usable = profiles.into_iter().filter(|profile| {
@@ -129,7 +130,7 @@ impl Geometry {
         all.max_by_key(|it| it.compute).copied().unwrap_or(profile)
     }
 
-    /// For each mask of slices in use, how many different sets of instances fit beside them.
+    /// For each mask of slices in use, how many different sets of instances fit into the other slices.
     #[must_use]
     pub fn futures(&self) -> Vec<u32> {
         let mut sets: Vec<BTreeSet<[u8; SIZES]>> = vec![BTreeSet::new(); 256];
@@ -150,7 +151,7 @@ impl Geometry {
         sets.iter().map(count).collect()
     }
 
-    /// The same, from a table that is made once.
+    /// [`Self::futures`], from a table that is made once.
     fn remembered(&self) -> Rc<[u32]> {
         thread_local! {
             static KNOWN: RefCell<Vec<(Geometry, Rc<[u32]>)>> = const { RefCell::new(Vec::new()) };
@@ -189,11 +190,11 @@ impl Piece {
 /// The memory slices of a card on which instances are made on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slices {
-    /// What instances there can be.
+    /// The profiles of possible instances.
     pub geometry: Geometry,
-    /// Slices that no pod can have, even if all pods finish: those of others' instances.
+    /// Slices that no pod can have, even if all pods finish: slices of others' instances.
     pub blocked: u8,
-    /// Slices that a new instance cannot have now, beside those.
+    /// Slices that a new instance cannot have now, in addition to the blocked ones.
     pub taken: u8,
 }
 
@@ -203,8 +204,8 @@ impl Slices {
         self.blocked | self.taken
     }
 
-    /// Where an instance that holds so much goes: where most sets of others still fit beside it, then where it gets most
-    /// compute, then at the first slice.
+    /// The place of an instance that holds `mib`. Most sets of further instances still fit there; then it gets most
+    /// compute; then it is at the first slice.
     #[must_use]
     pub fn place(&self, mib: Mib) -> Option<Piece> {
         let profile = self.geometry.profile(mib)?;
@@ -227,19 +228,19 @@ impl Slices {
         profile.is_some_and(|profile| profile.places(self.used()).next().is_some())
     }
 
-    /// What a card is charged for an instance of this profile: its share of the card's memory.
+    /// The charge of a card for an instance of this profile: its share of the card's memory.
     #[must_use]
     pub fn charge(&self, profile: Profile) -> Mib {
         Mib(self.geometry.slice.0.saturating_mul(profile.slices.into()))
     }
 
-    /// What pods may hold of the card.
+    /// The memory of the card that pods may hold.
     #[must_use]
     pub fn capacity(&self) -> Mib {
         self.of(self.geometry.all() & !self.blocked)
     }
 
-    /// What is free of it now, in one piece or in several.
+    /// The free memory of the card now, in one piece or in several.
     #[must_use]
     pub fn free(&self) -> Mib {
         self.of(self.geometry.all() & !self.used())
@@ -253,7 +254,7 @@ impl Slices {
             .saturating_mul(mask.count_ones().into()))
     }
 
-    /// What the largest instance that could be made now is charged.
+    /// The charge of the largest instance that could be made now.
     pub(crate) fn largest(&self) -> Mib {
         let used = self.used();
         let may = self.geometry.profiles();

@@ -1,4 +1,4 @@
-//! What a pod asks for.
+//! The request of a pod.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind, Rules};
 pub enum ClaimKind {
     /// A regular container: holds its share for the pod's whole life.
     Main,
-    /// An init container: holds its share until it ends, beside the sidecars declared before it.
+    /// An init container: holds its share until it ends, together with the sidecars declared before it.
     Init,
     /// An init container that restarts always: holds its share from its start on.
     Sidecar,
@@ -90,7 +90,7 @@ pub struct Request {
     pub isolated: bool,
     /// No other pod starts on its cards while it does.
     pub alone: bool,
-    /// Which cards the pod may get, if it says so.
+    /// The rules for the cards that the pod may get, if it has any.
     pub rules: Option<Arc<Rules>>,
     /// The policy that the pod names, if any.
     pub policy: Option<PolicyKind>,
@@ -115,8 +115,9 @@ impl Request {
         limits.max().unwrap_or_default()
     }
 
-    /// How much stands against these cards where nothing else does: for who may use more than is promised, what
-    /// is likely to be in use; for others, what is lent, since that has to be reclaimed should they want it.
+    /// How much stands against these cards where nothing else does. For a pod that may use more than is promised, it is
+    /// the memory that is likely to be in use. For other pods, it is the lent memory, since that has to be reclaimed
+    /// should they want it.
     pub(crate) fn lending(&self, cards: &[Card], chosen: impl Iterator<Item = usize>) -> u16 {
         let of = |index: usize| {
             let Lending { used, lent } = cards[index].lending;
@@ -125,8 +126,8 @@ impl Request {
         chosen.map(of).fold(0, u16::saturating_add)
     }
 
-    /// May this card take something of this request, and how much at most? For whole cards that is all of
-    /// it or nothing; for an instance, what the largest that can be made now is charged.
+    /// May this card take something of this request, and how much at most? For whole cards that is all of it or
+    /// nothing; for an instance, the charge of the largest that can be made now.
     #[must_use]
     pub fn room(&self, card: &Card) -> Option<Mib> {
         let whole = card.free == card.capacity;
@@ -155,7 +156,7 @@ impl Request {
         request
     }
 
-    /// May this card take what this claim of the request wants on it?
+    /// May this card take its part of this claim of the request?
     pub(crate) fn may_take(&self, card: &Card, claim: &Claim) -> bool {
         let room = self.room(card);
         room.is_some_and(|room| match &card.slices {
@@ -164,7 +165,7 @@ impl Request {
         })
     }
 
-    /// Are there enough cards that may take what this claim wants on each?
+    /// Are there enough cards that may take their part of this claim?
     pub(crate) fn has_cards(&self, claim: &Claim, cards: impl Iterator<Item = Card>) -> bool {
         let wanted = claim.gpus as usize;
         let may = cards.filter(|card| self.may_take(card, claim));
@@ -177,15 +178,14 @@ impl Request {
         self.claims.iter().max_by_key(|claim| claim.mib)
     }
 
-    /// False if this request certainly does not fit on the node: at far less cost than
-    /// [`fit()`](crate::fit()) tells it.
+    /// False if this request certainly does not fit on the node, at far less cost than [`fit()`](crate::fit()).
     #[must_use]
     pub fn may_fit(&self, node: &NodeGpus) -> bool {
         let hardest = self.hardest();
         hardest.is_none_or(|claim| self.has_cards(claim, node.cards.iter().copied()))
     }
 
-    /// What a card is charged that holds so much of this request.
+    /// The charge of a card that holds `held` of this request.
     pub(crate) fn charge(&self, card: &Card, held: Mib) -> Mib {
         match self.exclusive {
             true => card.capacity,
@@ -202,15 +202,14 @@ impl Request {
         at_once(held.map(|(_, claim)| (claim.kind, claim.mib)))
     }
 
-    /// What kube-scheduler counts of it in a node's sum of GPU memory: for whole cards, too, what is
-    /// asked for.
+    /// The GPU memory that kube-scheduler counts for it in a node's sum: for whole cards, too, the requested amount.
     #[must_use]
     pub fn in_sum(&self) -> Mib {
         at_once(self.claims.iter().map(|claim| (claim.kind, claim.in_sum())))
     }
 }
 
-/// The most that is held at once of what containers hold, by Kubernetes' rule.
+/// The most that containers hold at once, by Kubernetes' rule.
 fn at_once(shares: impl Iterator<Item = (ClaimKind, Mib)>) -> Mib {
     let (mut sidecars, mut mains, mut peak) = (Mib::ZERO, Mib::ZERO, Mib::ZERO);
     for (kind, mib) in shares {

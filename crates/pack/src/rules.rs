@@ -6,7 +6,7 @@ use crate::fit::fit_counting;
 use crate::policy::FirstFit;
 use crate::{Card, Choice, Mib, NodeGpus, Policy, Refusal, Request};
 
-/// What a pod says of the cards that it may get, beyond their memory.
+/// A pod's rules for the cards that it may get, beyond their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rules {
     /// Patterns of models: one of them matches, unless there are none. `*` stands for any text.
@@ -23,7 +23,7 @@ pub struct Rules {
     pub anti_affinity: Option<Arc<str>>,
 }
 
-/// What rules ask of a card, and a decision otherwise need not know.
+/// The facts of a card that rules need, and a decision without rules does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traits<'a> {
     /// Its UUID.
@@ -52,7 +52,7 @@ impl Rules {
             && !is_in(&self.not_uuids)
     }
 
-    /// Do the pods that hold the card suit the pod? `begun` says that a card of the node is the affinity group's.
+    /// Do the pods that hold the card suit the pod? `begun` means that a card of the node is the affinity group's.
     #[must_use]
     pub fn suits(&self, card: &Traits<'_>, begun: bool) -> bool {
         let apart = self.anti_affinity.is_none()
@@ -71,7 +71,7 @@ impl Rules {
     }
 }
 
-/// Is the text what the pattern says, where `*` stands for any text? Letters of both cases are equal, and so are blanks and
+/// Does the pattern match the text? `*` stands for any text. Letters of both cases are equal, and so are blanks and
 /// dashes.
 fn matches(pattern: &str, text: &str) -> bool {
     let plain = |byte: u8| match byte {

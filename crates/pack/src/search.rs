@@ -7,10 +7,10 @@ use crate::{Choice, Claim, ClaimKind, Cost, Mib, NodeGpus, Placement, Policy, Re
 /// Steps after which one search stops looking for a better placement. Pods that a person writes need
 /// far fewer; the bound is there for pods written to keep a scheduler busy.
 pub(crate) const MAX_STEPS: u32 = 5_000;
-/// What asking the policy for a cost counts as.
+/// A request to the policy for a cost counts as this number of steps.
 pub(crate) const STEPS_PER_COST: u32 = 8;
 
-/// What the claims placed so far hold on one card.
+/// The memory of the claims placed so far on one card.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct Held {
     claims: u32,
@@ -21,7 +21,7 @@ struct Held {
 }
 
 impl Held {
-    /// The same with one claim more, of so much; sidecars and init containers come in their order.
+    /// `self` with one claim more, of `mib`; sidecars and init containers come in their order.
     fn with(self, claim: &Claim, mib: Mib) -> Self {
         let mut held = Self {
             claims: self.claims + 1,
@@ -44,8 +44,8 @@ impl Held {
     }
 }
 
-/// Depth-first search over claims. Of what cannot be told apart one is tried: cards in the same
-/// state that hold as much, and containers that ask for the same.
+/// Depth-first search over claims. It tries one of several equal choices: cards in the same state that hold as much,
+/// and containers with equal requests.
 pub(crate) struct Search<'a> {
     node: &'a NodeGpus,
     request: &'a Request,
@@ -53,11 +53,11 @@ pub(crate) struct Search<'a> {
     survey: Survey,
     /// Claims in the order in which they are placed.
     order: Vec<usize>,
-    /// For each place of the order the one before it that asks for the same, if any.
+    /// For each place of the order the one before it with an equal request, if any.
     alike: Vec<Option<usize>>,
-    /// For each place of the order what it and those after it hold for the pod's life, at least.
+    /// For each place of the order the memory that it and the later places hold for the pod's life, at least.
     lasting: Vec<Mib>,
-    /// For each card what it may hold; none if it takes no pods.
+    /// For each card the memory that it may hold; none if it does not get pods.
     limits: Vec<Option<Mib>>,
     held: Vec<Held>,
     /// Cards that hold something.
@@ -80,7 +80,7 @@ impl<'a> Search<'a> {
     pub(crate) fn any(node: &'a NodeGpus, request: &'a Request, policy: &'a dyn Policy) -> Self {
         let claims = &request.claims;
         let mut order: Vec<usize> = (0..claims.len()).collect();
-        // Those that run to the end may be placed in any order.
+        // Containers that run to the end may be placed in any order.
         let first = claims
             .iter()
             .take_while(|claim| claim.kind != ClaimKind::Main);

@@ -5,7 +5,7 @@ use crate::policy::Survey;
 use crate::search::{MAX_STEPS, STEPS_PER_COST};
 use crate::{Claim, Cost, Mib, NodeGpus, Policy, Refusal, Request};
 
-/// The best cards for the only claim of `request`, with what each is charged.
+/// The best cards for the only claim of `request`, with the charge of each.
 pub(crate) fn fit_several(
     node: &NodeGpus,
     request: &Request,
@@ -41,7 +41,7 @@ struct Search<'a> {
     request: &'a Request,
     policy: &'a dyn Policy,
     survey: Survey,
-    /// Those that would do.
+    /// The cards that may take the claim.
     cards: Vec<usize>,
     wanted: usize,
     claim: &'a Claim,
@@ -65,7 +65,7 @@ impl Search<'_> {
             self.steps += 1;
             let index = self.cards[at];
             let card = &self.node.cards[index];
-            // Of cards that cannot be told apart the first is tried.
+            // The first of equal cards is tried.
             let mut before = self.cards[from..at].iter();
             if before.any(|&twin| self.node.cards[twin] == *card) {
                 continue;
@@ -88,7 +88,7 @@ impl Search<'_> {
             apart: 0,
             lending: lending(self.policy, self.node, self.request, chosen),
         };
-        // Those with lower indices come first.
+        // Of equal costs, the first one stays: it has the lower indices.
         if self.best.as_ref().is_none_or(|(_, best)| cost < *best) {
             self.best = Some((chosen.clone(), cost));
         }

@@ -1,5 +1,5 @@
-//! Do our policies hold what they promise? They and their bindings, as they are in the cluster, are held
-//! against what this build would generate. It does not know who asks, nor what a policy holds.
+//! Compares our policies and their bindings in the cluster with the ones that this build would generate. The module
+//! knows neither the caller nor the purpose of a policy.
 
 use std::future::Future;
 
@@ -24,7 +24,7 @@ const POLICIES: [&str; 5] = [
     "gpustow-placeholders",
 ];
 
-/// A variable whose list is an administrator's to change: docs/own-scheduler.md says for what.
+/// A variable whose list an administrator may change: docs/own-scheduler.md describes the purpose.
 const OPEN: [&str; 1] = ["extenders"];
 
 /// Fields that the API server writes where a manifest leaves them out.
@@ -36,7 +36,7 @@ const DEFAULTS: [(&str, &str); 5] = [
     ("scope", r#""*""#),
 ];
 
-/// What is wrong with a policy.
+/// The weakness of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Weakness {
     /// It was not applied.
@@ -51,7 +51,7 @@ pub enum Weakness {
     /// It judges some requests only.
     #[error("is narrowed by its binding")]
     Narrowed,
-    /// It passes what it fails to compute.
+    /// It passes objects that it fails to evaluate.
     #[error("passes pods that it cannot judge: failurePolicy is Ignore")]
     Ignores,
     /// It is another policy than this build's; the field that shows it.
@@ -127,7 +127,7 @@ impl Expected {
         Expected(expected.collect())
     }
 
-    /// Reads each policy by `read`; what is wrong with it, if anything, or why it could not be read.
+    /// Reads each policy by `read`. Returns its weakness, if it has one, or why it could not be read.
     pub async fn look<E, F>(
         &self,
         read: impl Fn(&'static str) -> F,

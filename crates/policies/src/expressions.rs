@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-/// Names, and what stands for them.
+/// Names and the expressions that replace them.
 pub(crate) static SHARED: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
     let all = include_str!("../policies/shared.cel").split("\n\n");
     let named = all.filter_map(|it| it.split_once(":\n"));

@@ -1,5 +1,5 @@
-//! What gpustow lets into a cluster. Policies and custom resources are generated from the types of [`gpustow_api`], and the
-//! policies that a cluster has are compared with them. What becomes of pods is `gpustow_admission`'s affair.
+//! gpustow's rules for objects that enter a cluster. Policies and custom resources are generated from the types of
+//! [`gpustow_api`]. The policies in a cluster are compared with the generated ones. `gpustow_admission` handles pods.
 
 pub mod admission;
 mod expressions;

@@ -145,7 +145,7 @@ fn filled(template: &str, resource: &str) -> String {
     let spare_node = format!("{{{}}}", spare_node.join(", "));
     let max_containers = MAX_CONTAINERS.to_string();
     let max_variables = MAX_VARIABLES.to_string();
-    // What holds of a pod, of a template of pods.
+    // `HAS_OURS` tests a pod. This variant of it tests a template of pods.
     let has_ours = SHARED.iter().find(|it| it.0 == "HAS_OURS");
     let mut of_template = String::new();
     let own = [
@@ -153,7 +153,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("MAX_COMPARED", "1024"),
         ("MAX_CONTAINERS", &max_containers),
         ("MAX_VARIABLES", &max_variables),
-        // As many cards as a GpuNode lists, each of the size that it may say.
+        // As many cards as a GpuNode lists, each of the largest size that it may report.
         ("MAX_NODE_MIB", "4294967296"),
         ("GPU_MEM", resource),
         ("POD_GROUP_0", names::POD_GROUP_LABELS[0]),
@@ -172,7 +172,7 @@ fn filled(template: &str, resource: &str) -> String {
     text
 }
 
-/// Appends the template, with what its placeholders stand for, and theirs.
+/// Appends the template, with its placeholders and the placeholders in their values filled in.
 fn fill(text: &mut String, template: &str, values: &[(&str, &str)]) {
     let value = |name: &str| {
         let mut parts = SHARED.iter().chain(values);

@@ -1,5 +1,5 @@
-//! What follows from the Helm chart's values, and from the GpustowConfig that is one of them: the chart's page and the
-//! schema of the values.
+//! The chart's page and the schema of its values. They follow from the Helm chart's values, and from the GpustowConfig
+//! that is one of them.
 
 use serde_json::{Map, Value, json};
 
@@ -45,7 +45,7 @@ pub(crate) fn schema() -> Result<String, serde_json::Error> {
     Ok(TEMPLATE.replace("\"{{CONFIG}}\"", &schema))
 }
 
-/// Leaves what Helm judges by. It reads YAML 1.1, in which a bare Off is false.
+/// Removes every keyword that Helm does not need to judge values. Helm reads YAML 1.1, in which a bare Off is false.
 fn plain(schema: &mut Value) {
     let Value::Object(fields) = schema else {
         return;

@@ -1,9 +1,9 @@
 //! The queue: pods that were created with our scheduling gate and wait until it is removed.
 //!
-//! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
-//! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
-//! its filter call or a deadline ([`gpustow_books::Cause::Ungated`]). Here is which pods are queued at all, and which are let
-//! through without room: a pod that would wait for nothing, and a few that may preempt.
+//! Gated pods stand in the queue of all waiting pods ([`super::waiting`]). The extender ungates a gated pod where it
+//! would wake another pod: it offers room in the order of turns. The room of an ungated pod is kept until its filter
+//! call or a deadline ([`gpustow_books::Cause::Ungated`]). This module decides which pods are queued at all, and which
+//! are ungated without room. The latter are pods that would wait for nothing, and a few that may preempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -67,8 +67,8 @@ pub fn is_queued(pod: &PodFacts) -> bool {
     !pod.asks.is_nothing() && !pod.deleting && pod.phase() == Phase::Queued
 }
 
-/// Pods that are to be let through without room: first those that were not yet, in turn; then those whose gate stayed, the
-/// one first that was let through the longest time ago.
+/// Pods that are to be ungated without room. First come the pods that were not ungated yet, in turn. Then come the pods
+/// whose gate stayed, the one with the oldest attempt first.
 #[derive(Debug, Default)]
 struct Leaving {
     order: BTreeMap<(Duration, Turn), Ungate>,
@@ -210,7 +210,7 @@ impl Gated {
         Some(self.through.get(uid)?.1)
     }
 
-    /// What time does: a pod that was ungated long ago and is still queued is ungated again.
+    /// The effect of time: a pod that was ungated long ago and is still queued is ungated again.
     pub fn tick(&mut self, now: Duration) {
         let over = |(since, _): &(Duration, Ungate)| now.saturating_sub(*since) >= AGAIN;
         let turns = &self.turns;
@@ -251,7 +251,7 @@ impl Gated {
         self.turns.get(turn.uid()) == Some(turn)
     }
 
-    /// Those that are to be let through without room, and why.
+    /// The pods that are to be ungated without room, and why.
     pub fn leaving(&self) -> impl Iterator<Item = (&Turn, Ungate)> {
         self.leaving.all()
     }

@@ -14,17 +14,17 @@ use gpustow_pack::{Mib, Request};
 
 /// A kind of pods; never used twice.
 pub type KindId = u64;
-/// What makes pods one kind.
+/// The properties that make pods one kind.
 pub(crate) type Key = (Arc<Request>, Arc<Constraints>);
 
 /// Pods with equal requests and constraints.
 #[derive(Debug)]
 pub struct Kind {
-    /// What they have in common.
+    /// The common properties of the pods.
     pub(super) key: Key,
     /// Its pods, in the order in which they are served.
     pub order: BTreeSet<Turn>,
-    /// Every node was looked at for it; until then only those that gain room are.
+    /// Every node was looked at for this kind. Until this time only nodes that gain room are looked at.
     pub looked: Duration,
     /// No node could hold one of them if it were empty.
     pub hopeless: bool,
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// What its pods want on one card at least.
+    /// The memory that its pods need on one card at least.
     pub fn least(&self) -> Mib {
         self.key
             .0
@@ -58,7 +58,7 @@ impl Kind {
         !self.hopeless && (self.short || self.looked > Duration::ZERO)
     }
 
-    /// Which new pods would take what its pods wait for.
+    /// The criteria of new pods that would take the room for which the pods of this kind wait.
     pub fn queue_from(&self) -> Option<QueueFrom> {
         let claims = &self.key.0.claims;
         Some(QueueFrom {

@@ -1,7 +1,7 @@
 //! Who waits, and for which room.
 //!
-//! It follows what changes in the books, and what is earmarked no more. It does not know what is free, what fits or what a
-//! node costs: wake-ups do, in the ledger.
+//! The queue follows changes in the books and ended earmarks. It does not know free room, fits or the costs of nodes:
+//! wake-ups in the ledger do.
 
 mod changes;
 mod gated;
@@ -207,7 +207,7 @@ impl Queue {
         self.later.insert((due, pod.uid.clone()));
     }
 
-    /// Those that are old enough by now are to ask again.
+    /// The pods that are old enough by now are to ask again.
     pub fn grow_old(&mut self, unix: i64) {
         let young = self
             .later
@@ -255,13 +255,13 @@ impl Queue {
         self.gains.since(time)
     }
 
-    /// What time it is on that clock.
+    /// The current time on that clock.
     pub fn gains(&self) -> u64 {
         self.gains.last()
     }
 
-    /// Which nodes may kube-scheduler have left out when it refused the pod last? Not those for which the pod was woken
-    /// to no avail. None if it showed all.
+    /// Which nodes may kube-scheduler have left out when it refused the pod last? Not nodes for which the pod was woken
+    /// without result. None if kube-scheduler showed all.
     pub fn may_be_unshown(&self, uid: &str) -> Option<impl Fn(&str) -> bool> {
         let sampled = self.waiting.is_sampled(uid);
         sampled.then_some(move |node: &str| !self.waiting.is_barred(uid, node))
@@ -273,7 +273,7 @@ impl Queue {
         let pod = books.pod(uid)?;
         let elsewhere = |other: &Arc<str>| other != node;
         let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
-        // What might come there is not needed where there is room.
+        // An earmark for awaited room does not count: the pod does not need it where room is free.
         let earmark = earmarks.earmark(uid).filter(|it| !it.is_awaited());
         let earmarked = earmark.map(Earmark::node);
         let is_free = !by_scheduler.is_some_and(elsewhere) && !earmarked.is_some_and(elsewhere);
@@ -302,7 +302,7 @@ impl Queue {
         &self.gated
     }
 
-    /// What time does. True if more pods have joined than one call notes.
+    /// The effect of time. True if more pods have joined than one call notes.
     pub fn tick(&mut self, now: Duration, interval: Duration) -> bool {
         self.waiting.tick(now, interval, &mut self.gated)
     }
@@ -340,18 +340,18 @@ impl Queue {
         (able && self.waiting.is_asker(&pod.scheduler)).then_some(pod)
     }
 
-    /// Is the pod to be given only what no queued pod before it would take? That does not hold where
-    /// [`goes_first`](gpustow_books::Known::goes_first) says so.
+    /// May the pod get only room that no queued pod before it would take? Not where
+    /// [`goes_first`](gpustow_books::Known::goes_first) is true.
     pub fn is_behind_queued(&self, pod: &PodFacts) -> bool {
         self.gated.is_on() && self.gated.is_ahead_of(pod)
     }
 
-    /// The same as [`Queue::waiting`], to be changed.
+    /// As [`Queue::waiting`], to be changed.
     pub fn waiting_mut(&mut self) -> &mut Waiting {
         &mut self.waiting
     }
 
-    /// The same as [`Queue::gated`], to be changed.
+    /// As [`Queue::gated`], to be changed.
     pub fn gated_mut(&mut self) -> &mut Gated {
         &mut self.gated
     }

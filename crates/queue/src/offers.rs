@@ -8,13 +8,13 @@ use gpustow_books::{HashMap, HashSet, Uid};
 
 /// At most this many pods are offered the same room at once.
 const WIDEST: u32 = 1 << 10;
-/// Wake-ups that need no success: so many at once, and one more in each interval.
+/// The number of wake-ups that may fail: this many at once, and one more in each interval.
 const BURST: u32 = 256;
 const CREDIT_EVERY: Duration = Duration::from_millis(100);
-/// What a wake-up that leads to a reservation gives back.
+/// The credit that a wake-up with a reservation gives back.
 const SUCCESS: u32 = 2;
 
-/// Nodes that gained room, first come, first served, and what came of the offers of it.
+/// Nodes that gained room, first come, first served, and the results of their offers.
 #[derive(Debug, Default)]
 pub struct Offers {
     gained: VecDeque<Arc<str>>,
@@ -46,7 +46,7 @@ pub(crate) enum End {
     Useless,
 }
 
-/// Bounds wake-ups without result; those that lead to a reservation pay for themselves.
+/// Bounds wake-ups without result; a wake-up that leads to a reservation pays for itself.
 #[derive(Debug)]
 struct Credit {
     left: u32,
@@ -93,7 +93,7 @@ impl Offers {
         self.queued.contains(node)
     }
 
-    /// How many pods beyond those that fit together are to be offered the node's room.
+    /// How many more pods than fit together are to be offered the node's room.
     pub fn extra(&self, node: &str) -> u32 {
         let useless = self.rounds.get(node).map_or(0, |round| round.useless);
         (1 << useless.min(WIDEST.ilog2())) - 1
@@ -106,12 +106,12 @@ impl Offers {
         self.rounds.entry(node.clone()).or_default();
     }
 
-    /// What is offered to the pod lasts until then.
+    /// The pod's offer lasts until then.
     pub fn lasts(&mut self, uid: &str, until: Duration) {
         self.ends.insert((until, uid.into()));
     }
 
-    /// An offer ends. With the last of a round, what is left is offered again.
+    /// An offer ends. After the last offer of a round, the rest of the node's room is offered again.
     pub(crate) fn settle(&mut self, node: &str, end: End, is_last: bool) {
         let Some(round) = self.rounds.get_mut(node) else {
             return;
@@ -126,7 +126,7 @@ impl Offers {
             true => round.useless + 1,
             false => 0,
         };
-        // Which cards those would take that it was offered to was a guess: there may be more.
+        // The cards that the pods with offers would take were a guess: there may be more room.
         if useless || ends.contains(&End::Open) || ends.contains(&End::Taken) {
             self.gain(node);
         } else {
@@ -145,7 +145,7 @@ impl Offers {
         Some(self.ends.pop_first()?.1)
     }
 
-    /// May anybody be woken now?
+    /// May a pod be woken now?
     pub fn has_credit(&self) -> bool {
         self.credit.left > 0
     }

@@ -1,5 +1,4 @@
-//! The pods that wait for room, in the order in which they are offered it, and what came of the
-//! offers so far.
+//! The pods that wait for room, in the order of their offers, and the results of the offers so far.
 //!
 //! Pods with equal requests and equal constraints are of one *kind*: by memory, CPU and labels a
 //! node takes all of them or none, unless a nomination keeps room there. Whatever else
@@ -43,18 +42,18 @@ pub struct Waiting {
     heads: BTreeMap<Turn, KindId>,
     /// How many kinds want so much on one card at least.
     needs: BTreeMap<Mib, usize>,
-    /// Those for which a look at every node is due, and when.
+    /// Pods for which a look at every node is due, and when.
     due: BTreeSet<(Duration, Uid)>,
-    /// Those that joined and have not been noted by a tick.
+    /// Pods that joined and were not noted by a tick yet.
     joined: VecDeque<Uid>,
-    /// Those known only from a filter call, with the time of that call.
+    /// Pods that are known only from a filter call, with the time of that call.
     unseen: HashMap<Uid, Duration>,
     offers: Offers,
     offered: Offered,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
     changes: u64,
     changed: HashMap<Arc<str>, u64>,
-    /// Schedulers that are known to ask us, beside our own: others' pods wake for nothing.
+    /// Schedulers that are known to ask us, in addition to our own. Pods of other schedulers would wake for nothing.
     askers: HashSet<Arc<str>>,
 }
 
@@ -68,7 +67,7 @@ struct Wait {
     woken: bool,
     /// kube-scheduler showed only some of the nodes that passed its own filters when it was refused last.
     sampled: bool,
-    /// The next look at every node leaves out those that it is barred from.
+    /// The next look at every node leaves out the nodes that the pod is barred from.
     keeps_bars: bool,
     /// How often it was refused without being asked about the node that is offered to it.
     unshown: u32,
@@ -215,7 +214,7 @@ impl Waiting {
         }
     }
 
-    /// Only a filter call has told of this pod so far.
+    /// Only a filter call has shown this pod so far.
     pub(crate) fn unseen(&mut self, uid: &Uid, now: Duration) {
         self.unseen.entry(uid.clone()).or_insert(now);
     }
@@ -282,8 +281,8 @@ impl Waiting {
         }
     }
 
-    /// What time alone does: credit grows, offers end, pods that joined will be due: at once those that were not
-    /// asked about, or not for every node. True if more have joined than one call notes.
+    /// The effect of time alone: credit grows, offers end, and pods that joined become due. Pods that were not asked
+    /// about, or not for every node, become due at once. True if more have joined than one call notes.
     pub fn tick(&mut self, now: Duration, interval: Duration, gated: &mut Gated) -> bool {
         self.offers.grow(now);
         for uid in self
@@ -396,7 +395,7 @@ impl Waiting {
         self.kinds.get(&id)
     }
 
-    /// What the kind that wants least wants on one card.
+    /// The smallest amount of memory that a kind needs on one card.
     pub fn least(&self) -> Option<Mib> {
         self.needs.keys().next().copied()
     }

@@ -1,4 +1,4 @@
-//! What extender and agent do alike as processes.
+//! The parts of a process that the extender and the agent share.
 
 use std::fmt;
 use std::io::IsTerminal as _;
@@ -30,7 +30,7 @@ pub enum ClientError {
     Kubeconfig {
         /// As it was given.
         file: String,
-        /// What is wrong with it.
+        /// The error in the file.
         source: kube::config::KubeconfigError,
     },
     /// The configuration makes no client.
@@ -72,7 +72,7 @@ pub enum LogError {
     Filter {
         /// As it was given.
         log: String,
-        /// What is wrong with it.
+        /// The error in the filter.
         source: tracing_subscriber::filter::ParseError,
     },
     /// There is one already.
@@ -101,9 +101,8 @@ impl DaemonArgs {
         started.map_err(LogError::Started)
     }
 
-    /// A client by the kubeconfig, or by what the environment offers. It sends every request once: what
-    /// to make of a failure is decided per request. Watches must end after [`WATCH_SECONDS`] at the
-    /// latest.
+    /// A client from the kubeconfig, or from the environment. It sends every request once: the code of each request
+    /// decides how to handle a failure. Watches must end after [`WATCH_SECONDS`] at the latest.
     ///
     /// # Errors
     /// If there is no usable configuration.
@@ -172,7 +171,7 @@ impl FromStr for Seconds {
 /// The value of a flag in seconds, with or without an `s`: more than 0 and at most a day.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message that describes the error in the text.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
     let seconds = seconds.map_err(|_| "not a number of seconds".to_owned())?;

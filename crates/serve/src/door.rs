@@ -31,14 +31,14 @@ const REVIEWS: usize = 8;
 /// For one question to the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the API server makes of a token.
+/// The API server's judgement of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     /// Its user may.
     Allowed,
     /// Its user may not.
     Forbidden,
-    /// It has no user.
+    /// The token does not belong to a user.
     Unknown,
 }
 

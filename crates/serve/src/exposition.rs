@@ -1,4 +1,4 @@
-//! Prometheus' text format, and what every program says of itself in it.
+//! Prometheus' text format, and the series that every program exposes about itself.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,7 +19,7 @@ pub const BUCKETS: [f64; 16] = [
 /// The commit that this program was built from.
 static REVISION: OnceLock<&str> = OnceLock::new();
 
-/// Sets the commit that [`about`] tells. Each `main` passes it, because a library that read it would be
+/// Sets the commit that [`about`] reports. Each `main` passes the commit, because a library that read it would be
 /// compiled again for every commit. Only the first call counts.
 pub fn set_revision(revision: Option<&'static str>) {
     let _ = REVISION.set(revision.unwrap_or("unknown"));
@@ -45,7 +45,7 @@ pub fn about(registry: &Registry, name: &str) -> Result<(), prometheus::Error> {
     registry.register(Box::new(started))
 }
 
-/// Series that are made at a scrape from what is there, so that what is gone leaves none behind.
+/// Series that a scrape builds from the present objects. The series of a deleted object disappear.
 #[derive(Debug, Default)]
 pub struct Scrape(Vec<MetricFamily>);
 
@@ -53,7 +53,7 @@ impl Scrape {
     /// A gauge for each of these labels' values; amounts for the same ones add up.
     ///
     /// # Errors
-    /// If the names are not what Prometheus takes.
+    /// If Prometheus does not accept the names.
     pub fn gauges<const N: usize, V: AsRef<str> + std::fmt::Debug>(
         &mut self,
         name: &str,
@@ -69,7 +69,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// What this shows at the moment.
+    /// Adds the series that `collector` shows at the moment.
     pub fn add(&mut self, collector: &impl Collector) {
         let families = collector.collect().into_iter();
         let shown = families.filter(|family| !family.get_metric().is_empty());
@@ -83,8 +83,8 @@ impl Scrape {
         }));
     }
 
-    /// These series beside those that the registry keeps, in the registry's order: by name, then by the
-    /// labels' values.
+    /// These series together with the registry's own series, in the registry's order: by name, then by the labels'
+    /// values.
     #[must_use]
     pub fn beside(self, registry: &Registry) -> Vec<MetricFamily> {
         let mut families = registry.gather();

@@ -1,5 +1,5 @@
-//! How gpustow's programs reach the API server, stop, and serve what people and Prometheus read: in
-//! which form, over plain TCP or TLS, and to which clients. It knows none of gpustow's objects.
+//! How gpustow's programs reach the API server, stop, and serve pages to people and Prometheus: in which form, over
+//! plain TCP or TLS, and to which clients. The crate does not know gpustow's objects.
 
 mod daemon;
 mod door;

@@ -1,4 +1,4 @@
-//! A program that is built without TLS has no certificate.
+//! The substitute for TLS in a program that is built without it, and so without a certificate.
 
 use std::io;
 use std::path::Path;

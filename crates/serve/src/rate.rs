@@ -1,9 +1,9 @@
-//! How often something may happen, and when what failed is tried again. Nothing here reads a clock.
+//! How often an action may happen, and when a failed action is tried again. Nothing here reads a clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// What happened within a period that ends now, each with a key. Times are ages of one monotonic clock.
+/// The actions within a period that ends now, each with a key. Times are ages of one monotonic clock.
 #[derive(Clone, Debug)]
 pub struct Window<K = ()> {
     period: Duration,
@@ -33,7 +33,7 @@ impl<K: PartialEq> Window<K> {
         most.saturating_sub(self.lately.len())
     }
 
-    /// The same of those with this key.
+    /// As [`Window::left`], but only actions with this key count.
     pub fn left_of(&mut self, key: &K, most: usize, now: Duration) -> usize {
         self.forget(now);
         let with_key = self.lately.iter().filter(|(_, it)| it == key);

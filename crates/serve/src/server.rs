@@ -1,5 +1,5 @@
-//! A server of HTTP/1 with bounds on what strangers may cost it: connections, the time until a request
-//! has come, and the memory for what has come so far.
+//! A server of HTTP/1 that limits the costs of requests by strangers: connections, the time until a request has
+//! arrived, and the memory for an incomplete request.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ use crate::tls::Tls;
 /// For one handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// What a server allows.
+/// The limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Connections at once. One more ends the oldest of which no whole request has come.
@@ -37,8 +37,9 @@ pub struct Bounds {
     pub patience: Duration,
     /// Bytes of a request that are held before the program reads them.
     pub buffer: usize,
-    /// From the stop on, calls are answered for so long, each as the last one of its connection. A client that keeps its
-    /// connections may send a call at the moment in which the other side closes: none of those in use is closed so.
+    /// From the stop on, the server answers calls for this long, each as the last one of its connection. A client that
+    /// keeps its connections may send a call just as the other side closes one. The server does not close a connection
+    /// in use in this way.
     pub farewell: Duration,
 }
 
@@ -112,7 +113,7 @@ pub async fn serve_until(
     while tasks.join_next().await.is_some() {}
 }
 
-/// What a connection and its server tell each other.
+/// Flags that a connection and its server share.
 struct Flags {
     busy: Arc<AtomicBool>,
     leaving: Arc<AtomicBool>,

@@ -18,12 +18,12 @@ use tokio_rustls::server::TlsStream;
 /// Why a certificate cannot be used.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file is not there or has no PEM.
+    /// A file is not there or does not contain PEM.
     #[error("{}: give a PEM file that this process may read: {source}", .file.display())]
     File {
         /// Which.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The error in the file.
         source: pem::Error,
     },
     /// The key is not the certificate's, or of a kind that is not supported.
@@ -33,21 +33,21 @@ pub enum TlsError {
         cert: PathBuf,
         /// File of the key.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error in the pair.
         source: tokio_rustls::rustls::Error,
     },
-    /// A text has no PEM.
+    /// A text does not contain PEM.
     #[error("not a certificate and its key in PEM: {0}")]
     Text(pem::Error),
     /// In two texts, the key is not the certificate's, or of a kind that is not supported.
     #[error("not a certificate and its key: {0}")]
     Texts(tokio_rustls::rustls::Error),
-    /// The file of those whose certificates let a client in has none that can be used.
+    /// The file of the authorities for clients does not contain a usable certificate.
     #[error("{}: not a certificate authority: {source}", .file.display())]
     Clients {
         /// Which.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The error in the file.
         source: VerifierBuilderError,
     },
 }
@@ -55,8 +55,8 @@ pub enum TlsError {
 /// When the files were written.
 type Stamp = [Option<SystemTime>; 3];
 
-/// A certificate in two files, and in a third one who signs those of clients, if they need one; or one
-/// that its owner in this program gives and replaces. Copies are the same certificate.
+/// A certificate in two files, with the authorities for clients in a third one if clients need a certificate. Or a
+/// certificate that its owner in this program gives and replaces. Copies are the same certificate.
 #[derive(Clone, Debug)]
 pub struct Tls(Arc<Source>);
 
@@ -82,7 +82,7 @@ impl Tls {
         Self::load(folder, None)
     }
 
-    /// The same. Only clients with a certificate that an authority in `ca.crt` of that folder signed are served.
+    /// As [`Tls::of`], but serves only clients with a certificate that an authority in `ca.crt` of that folder signed.
     ///
     /// # Errors
     /// If they cannot be used.
@@ -127,8 +127,8 @@ impl Tls {
         TlsAcceptor::from(self.now()).accept(stream).await
     }
 
-    /// What the next connection is served with: the files as they are now, or as they were when
-    /// they last made sense.
+    /// The configuration for the next connection, from the files as they are now, or as they were when they last made
+    /// sense.
     fn now(&self) -> Arc<ServerConfig> {
         let mut loaded = self.loaded();
         let files = self.0.files.as_ref().map(|files| (files, files.stamp()));

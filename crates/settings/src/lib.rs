@@ -1,4 +1,4 @@
-//! What a [`GpustowConfigSpec`] means, for the extender and for the plugin, so that both give the same answer: the
+//! The meaning of a [`GpustowConfigSpec`] for the extender and for the plugin, so that both give the same answer: the
 //! configuration of the ledger, and the permissions that its features need.
 
 mod rights;
@@ -8,7 +8,7 @@ use gpustow_ledger::Config;
 
 pub use rights::{Feature, Right, rights};
 
-/// What the ledger is told. No field is left out by a default: one that the object does not have is named here.
+/// The configuration of the ledger. No field gets a default implicitly: a field that the object lacks is named here.
 #[must_use]
 pub fn ledger(spec: &GpustowConfigSpec) -> Config {
     let GpustowConfigSpec {

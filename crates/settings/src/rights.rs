@@ -158,7 +158,7 @@ impl Right {
         all.find(|feature| feature.name() == name)?.needs(spec)
     }
 
-    /// What the API server is asked.
+    /// The attributes of this right for an access review by the API server.
     #[must_use]
     pub fn attributes(&self) -> ResourceAttributes {
         ResourceAttributes {

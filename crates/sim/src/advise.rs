@@ -1,6 +1,6 @@
-//! How good advice is the next day, on the GPU memory of real pods or on [`made`] series: learnt from the past, judged on
-//! what follows. All pods are put on GPUs by first fit with their requests. Where the programs of a GPU want more than it
-//! has, an allocation fails: such a stretch of minutes is an episode.
+//! How good advice is the next day, on the GPU memory of real pods or on [`made`] series. The advice is learnt from the
+//! past and judged on the time after it. All pods are put on GPUs by first fit with their requests. Where the programs
+//! of a GPU want more than it has, an allocation fails: such a stretch of minutes is an episode.
 
 pub mod made;
 mod report;
@@ -26,7 +26,7 @@ const LEAST: usize = 95;
 /// The memory that pods used of their GPUs, in MiB, one number for each minute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
-    /// What it is called in tables.
+    /// Its name in tables.
     pub name: &'static str,
     pods: Vec<Vec<u64>>,
     /// Is it a stretch of time that may begin at any minute, as a day may?
@@ -54,7 +54,8 @@ impl Fleet {
     }
 }
 
-/// The series in a CSV text with the columns `seconds,pod,mib`, without those of pods that were not there all the time.
+/// The series in a CSV text with the columns `seconds,pod,mib`. Pods that were there for less than `LEAST` percent of
+/// the time are left out.
 ///
 /// # Errors
 /// If a line cannot be read; the error names it.
@@ -129,14 +130,14 @@ fn each_minute(samples: Vec<(i64, u64)>, first: i64, minutes: usize) -> Option<V
     (seen * 100 >= minutes * LEAST).then(|| filled.collect())
 }
 
-/// What pods request.
+/// The way to choose pods' requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The most that each uses in all of its time, as if that were known.
     Peak,
-    /// What is advised.
+    /// The advice.
     Advised,
-    /// What is advised at this quantile, in thousandths.
+    /// The advice at this quantile, in thousandths.
     Quantile(u32),
     /// The most that was used for twelve minutes of an hour.
     Sustained,
@@ -163,7 +164,7 @@ impl Request {
         }
     }
 
-    /// What a pod with this history and this peak requests on a GPU of this size.
+    /// The request of a pod with this history and this peak on a GPU of this size.
     fn of(self, history: &History, peak: u64, gpu: Mib) -> u64 {
         let advice = match self {
             Self::Peak => None,
@@ -184,7 +185,7 @@ pub struct Judged {
     pub replicas: usize,
     /// Size of a GPU, in MiB.
     pub gpu_mib: u64,
-    /// What pods request.
+    /// The name of the way to request.
     pub request: String,
     /// Pods on a GPU, relative to requests at the peak.
     pub pods: Mean,
@@ -196,7 +197,7 @@ pub struct Judged {
     pub without_pct: Mean,
     /// Minutes in which a pod uses more than it requests, in percent.
     pub above_pct: Mean,
-    /// The same of the pod that does so most.
+    /// This percentage for the pod with the most such minutes.
     pub worst_pod_pct: Mean,
     /// How far the amount moves if the advice is read at each hour of one day, after eight like it: the largest over the
     /// smallest of the workload for which it moves most, in percent.
@@ -244,7 +245,7 @@ pub fn judge(
     judged
 }
 
-/// What one seed drew: when the time begins, which pods share a history, and in which orders pods come.
+/// The draws of one seed: when the time begins, which pods share a history, and in which orders pods come.
 struct Draw {
     histories: Vec<History>,
     /// By pod, which of them it has.
@@ -300,7 +301,8 @@ impl Draw {
         }
     }
 
-    /// Pods, minutes over, episodes, GPUs without any, minutes above the request, and those of the worst pod.
+    /// Pods, minutes over, episodes, GPUs without episodes, minutes above the request, and such minutes of the worst
+    /// pod.
     fn judge(&self, request: Request, gpu: Mib) -> [f64; 6] {
         let pods = self.peaks.iter().zip(&self.shared);
         let requests: Vec<u64> = pods

@@ -1,5 +1,5 @@
-//! What is free on every host while a workload is replayed, and what is legal there. The replay
-//! keeps these books itself and holds every policy to them.
+//! The free resources of every host while a workload is replayed, and the legal placements there. The replay keeps
+//! these books itself and holds every policy to them.
 
 /// A set of card models by number, one bit each.
 pub type Models = u64;
@@ -15,11 +15,11 @@ pub struct Host {
     pub model: Models,
     /// The size of each card in units (MiB, or thousandths).
     pub card: u64,
-    /// What is left on each.
+    /// The free units of each card.
     pub left: Vec<u64>,
 }
 
-/// What one pod asks for.
+/// The demand of one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Pods with equal wishes have equal numbers, counted from zero.
@@ -53,7 +53,7 @@ impl Job {
 }
 
 impl Host {
-    /// What in-tree filters of kube-scheduler see: CPU, host memory, node affinity.
+    /// The checks of kube-scheduler's in-tree filters: CPU, host memory, node affinity.
     #[must_use]
     pub fn admits(&self, job: &Job) -> bool {
         self.cpu >= job.cpu && self.ram >= job.ram && self.model & job.models != 0

@@ -19,7 +19,7 @@ static STOPPED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 /// Lets the first Ctrl-C end runs between two decisions, and the second end the process at once.
 ///
 /// # Errors
-/// If the system takes no handler.
+/// If the system does not accept the handler.
 pub fn stop_at_ctrl_c() -> io::Result<()> {
     flag::register_conditional_shutdown(SIGINT, INTERRUPTED.into(), STOPPED.clone())?;
     flag::register(SIGINT, STOPPED.clone())?;

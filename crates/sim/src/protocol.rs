@@ -14,10 +14,10 @@ use crate::trace::{TraceNode, TracePod};
 
 /// GPUs asked for, relative to those there are, at which arrivals end.
 const TUNE: f64 = 1.3;
-/// MiB that a whole T4 offers: what a share is a share of where cards are counted in MiB.
+/// MiB that a whole T4 offers: a share is a part of it where cards are counted in MiB.
 const T4_MIB: u64 = 15_109;
 
-/// What a card's size is counted in.
+/// The unit of a card's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Thousandths of a card: the paper's own problem.
@@ -104,7 +104,7 @@ pub struct Workload {
     pub jobs: Vec<Job>,
     /// So many of the hosts, drawn by seed; all if there are fewer.
     pub nodes: usize,
-    /// What comes instead from some point on.
+    /// The jobs that come instead from some point on.
     pub wave: Option<Wave>,
     /// Who places pods without GPUs.
     pub cpu_pods: CpuPods,
@@ -118,11 +118,11 @@ pub struct Workload {
 pub struct Wave {
     /// Percent of the cards asked for when it begins.
     pub at: u32,
-    /// What is drawn from.
+    /// The jobs for random draws.
     pub jobs: Vec<Job>,
 }
 
-/// What tells classes of jobs apart: CPU, host memory, GPUs, thousandths, models.
+/// The class of a job: CPU, host memory, GPUs, thousandths, models.
 type JobKind = (u64, u64, usize, u64, Models);
 
 /// One experiment: hosts in the order that ties are broken in, and jobs in the order of arrival.

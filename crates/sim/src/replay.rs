@@ -1,4 +1,4 @@
-//! One workload through one policy: pods come one by one, and what fits nowhere is dropped.
+//! One workload through one policy: pods come one by one, and a pod that fits nowhere is dropped.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -70,14 +70,14 @@ pub trait Placer {
 pub struct Whole {
     /// Nodes without a GPU pod.
     pub empty: f64,
-    /// Those of them that have as many cards as any node has.
+    /// Empty nodes that have as many cards as any node has.
     pub empty_large: f64,
     /// Wholly free cards on the node that has most of them.
     pub largest: f64,
-    /// Cards of nodes with a GPU pod, in percent of all: what runs, and is paid for, if an empty node
-    /// is switched off.
+    /// Cards of nodes with a GPU pod, in percent of all. These cards run, and are paid for, if an empty node is
+    /// switched off.
     pub running_pct: f64,
-    /// Pods that asked for more than four whole cards and were turned away, in percent of those that came so far.
+    /// Pods that asked for more than four whole cards and were turned away, in percent of all such pods so far.
     pub refused_pct: f64,
 }
 
@@ -101,12 +101,12 @@ impl Whole {
     }
 }
 
-/// What one run showed. All percentages are of the cluster's cards.
+/// The results of one run. All percentages are of the cluster's cards.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// Units allocated, by GPUs asked for so far (whole percent): the mean within each percent.
     pub allocated: BTreeMap<u32, f64>,
-    /// Free cards that are of no use to the trace's mix, in percent of what is free, likewise.
+    /// Free cards that are of no use to the trace's mix, in percent of all free cards, likewise.
     pub fragmented: BTreeMap<u32, f64>,
     /// How whole the cluster is when so much has been asked for.
     pub whole: BTreeMap<u32, Whole>,
@@ -123,7 +123,7 @@ pub struct Run {
 /// Pods of more than four whole cards.
 const LARGEST: &str = "8-gpu";
 
-/// What a pod's demand is called in reports.
+/// The name of a pod's demand in reports.
 #[must_use]
 pub fn kind(job: &Job) -> &'static str {
     match (job.whole(), job.gpus) {
@@ -136,8 +136,7 @@ pub fn kind(job: &Job) -> &'static str {
     }
 }
 
-/// kube-scheduler's own choice for a pod without GPUs, by what stays free of CPU and host memory; the
-/// first of equals.
+/// kube-scheduler's own choice for a pod without GPUs, by the CPU and host memory that stay free; the first of equals.
 fn by_kube_scheduler(
     cpu_pods: CpuPods,
     hosts: &[Host],
@@ -161,7 +160,7 @@ fn by_kube_scheduler(
     })
 }
 
-/// Sums of what is allocated and fragmented within one percent of arrivals, and of how many pods.
+/// The sums of allocated and fragmented cards within one percent of arrivals, and the number of pods.
 type Bucket = (f64, f64, u32);
 
 fn means(buckets: &BTreeMap<u32, Bucket>, of: fn(&Bucket) -> f64) -> BTreeMap<u32, f64> {
@@ -265,7 +264,7 @@ pub fn replay(
     Ok(Some(run))
 }
 
-/// Replays the experiments of all seeds, or of those that Ctrl-C lets.
+/// Replays the experiments of all seeds, or of the seeds before Ctrl-C.
 ///
 /// # Errors
 /// As [`replay`].

@@ -64,13 +64,13 @@ pub struct Summary {
     pub runs: usize,
     /// Allocated, in percent of all cards, by percent of arrivals.
     pub allocation_pct: BTreeMap<u32, Mean>,
-    /// Of no use to the mix, in percent of what is free, likewise.
+    /// Free cards of no use to the mix, in percent of all free cards, likewise.
     pub fragmentation_pct: BTreeMap<u32, Mean>,
-    /// How whole the cluster is, by percent of arrivals and by what [`WHOLE`] names.
+    /// How whole the cluster is, by percent of arrivals and by the names in [`WHOLE`].
     pub whole: BTreeMap<u32, BTreeMap<&'static str, Mean>>,
     /// Demand turned away, in percent of all cards.
     pub unplaced_pct: Mean,
-    /// The same by what was asked for.
+    /// The demand turned away, by kind of demand.
     pub unplaced: BTreeMap<&'static str, Unplaced>,
     /// Percent of arrivals at the first pod that was turned away; 0 where none was.
     pub first_rejection_pct: Mean,
@@ -158,8 +158,9 @@ fn width<N: AsRef<str>>(summaries: &[(N, Summary)]) -> usize {
     names.max().unwrap_or(0).max(15) + 1
 }
 
-/// What is whole in a partly full cluster as a table, one policy per line: empty nodes, empty nodes of
-/// the largest kind, most free GPUs on one node, percent of GPUs on nodes that run, percent of 8-GPU pods turned away.
+/// The whole nodes and GPUs of a partly full cluster as a table, one policy per line. The columns are empty nodes,
+/// empty nodes of the largest kind, and most free GPUs on one node. Then come the percent of GPUs on nodes that run,
+/// and the percent of 8-GPU pods turned away.
 #[must_use]
 pub fn whole_table<N: AsRef<str>>(summaries: &[(N, Summary)]) -> String {
     let width = width(summaries);

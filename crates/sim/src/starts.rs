@@ -12,12 +12,12 @@ use crate::replay::{Placed, Placer};
 use crate::stowed::Stowed;
 use crate::trace::TracePod;
 
-/// What came of it.
+/// The result of [`collisions`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Collisions {
     /// Pods that share a card, and were placed.
     pub pods: usize,
-    /// Those that started while another did on the same card.
+    /// Pods that started while another did on the same card.
     pub collide: usize,
     /// Seconds that they waited together.
     pub waited: u64,
@@ -25,7 +25,7 @@ pub struct Collisions {
     pub cards: f64,
 }
 
-/// What happens to a pod, in the order of one second.
+/// The events of a pod, in their order within one second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ends,
@@ -36,7 +36,7 @@ enum Event {
 /// Plays `pods` at their own times with the policy `tight`; each starts for so many seconds, alone or not.
 ///
 /// # Errors
-/// If the list has no times.
+/// If the list lacks times.
 pub fn collisions(
     workload: &mut Workload,
     mut pods: Vec<TracePod>,

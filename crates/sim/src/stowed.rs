@@ -44,7 +44,7 @@ pub struct Stowed {
     alone: bool,
 }
 
-/// What gpustow's own policies are given beside the hosts.
+/// The settings of gpustow's own policies, in addition to the hosts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
     /// Places are kept for pods that wait.
@@ -201,7 +201,7 @@ impl Stowed {
                 Arc::from([])
             },
             models: self.models(job),
-            // Which pods come is drawn: their numbers say nothing of what they ask for.
+            // The pods are drawn at random: their numbers do not depend on their requests.
             evictable: (id % 100 < self.evictable).then(|| self.names[0].clone()),
             ..PodFacts::new("replay", &format!("{id:08}"), &uid)
         }
@@ -342,7 +342,7 @@ fn goes_to(it: &Move) -> Option<(usize, Placed)> {
     Some((it.pod.uid.parse().ok()?, placed))
 }
 
-/// The index of a card in its host: what is behind the last dash of its UUID.
+/// The index of a card in its host: the part of its UUID after the last dash.
 fn index_of(uuid: &str) -> Option<usize> {
     uuid.rsplit('-').next()?.parse().ok()
 }

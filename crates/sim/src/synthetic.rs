@@ -1,5 +1,4 @@
-//! A cluster and a pod list that are the same everywhere, for those who have no trace at hand, and
-//! for tests.
+//! A cluster and a pod list that are the same everywhere, for users without a trace and for tests.
 
 use crate::random::Random;
 use crate::trace::{TraceNode, TracePod};

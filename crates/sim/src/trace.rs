@@ -1,5 +1,4 @@
-//! Node and pod lists in the format of Alibaba's openb trace. It does not know what is done with
-//! them.
+//! Node and pod lists in the format of Alibaba's openb trace. The module does not know the use of the lists.
 
 use std::path::Path;
 
@@ -36,7 +35,7 @@ pub struct TracePod {
     pub gpu_milli: u64,
     /// The models that it may run on; empty for any.
     pub models: Vec<String>,
-    /// When it was created and when it was deleted, in seconds, if the list says so.
+    /// When it was created and when it was deleted, in seconds, if the list has the times.
     pub lived: Option<(u64, u64)>,
 }
 
@@ -48,8 +47,8 @@ impl TracePod {
     }
 }
 
-/// What `each` makes of the rows of a CSV text, from the line's number and the fields in the order of `columns`. A column
-/// whose name ends in `?` may be missing.
+/// The results of `each` for the rows of a CSV text, one per row. Its arguments are the line's number and the fields in
+/// the order of `columns`. A column whose name ends in `?` may be missing.
 pub(crate) fn rows<T, const N: usize>(
     text: &str,
     columns: [&str; N],

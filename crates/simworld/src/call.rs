@@ -15,9 +15,9 @@ use crate::server::{Change, Server};
 pub struct Call {
     /// GET, POST, PUT, PATCH or DELETE.
     pub method: Method,
-    /// Of what it is about, if the server knows such objects.
+    /// The kind of its objects, if the server knows the kind.
     pub kind: Option<Kind>,
-    /// What the path calls them.
+    /// The plural of the kind in the path.
     pub plural: String,
     /// Empty for none, or all.
     pub namespace: String,
@@ -33,7 +33,7 @@ pub struct Call {
     pub seconds: u64,
     /// It is a question whether the write would be taken.
     pub tries: bool,
-    /// Pods that have not ended, or those that are not bound, or those of one node.
+    /// The selectors: pods that have not ended, and the pods of one node. An empty node selects the unbound pods.
     unfinished: bool,
     node: Option<String>,
     /// The one with this name.
@@ -121,7 +121,7 @@ impl Call {
             && (self.only.as_ref()).is_none_or(|only| object["metadata"]["name"] == **only)
     }
 
-    /// What a watch tells of a change: objects come and go as they are selected.
+    /// The watch event for a change: objects come and go as they are selected.
     #[must_use]
     pub fn event<'c>(&self, change: &'c Change) -> Option<(&'static str, Cow<'c, str>)> {
         if Some(change.kind) != self.kind {
@@ -159,7 +159,7 @@ impl Call {
     /// The body of its answer.
     ///
     /// # Errors
-    /// If it is refused, with status 405 if this server has no such call.
+    /// If it is refused; status 405 means that this server does not support the call.
     pub fn decide(self, server: &mut Server) -> Result<String, Refusal> {
         let Some(key) = self.key() else {
             // Events are not kept.
@@ -215,14 +215,14 @@ impl Call {
     }
 }
 
-/// A watch's event. The type comes first, as the API server has it: who reads the line then knows what the rest is.
+/// A watch's event. The type comes first, as in the API server's lines, so that a reader can interpret the rest.
 #[must_use]
 pub fn line(kind: &str, object: &str) -> Vec<u8> {
     format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into_bytes()
 }
 
 impl Refusal {
-    /// The Status that says so.
+    /// The refusal as a Status.
     #[must_use]
     pub fn status(&self) -> Value {
         let Self(code, reason, message) = self;

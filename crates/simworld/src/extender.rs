@@ -33,7 +33,7 @@ impl Extender {
         timeout(TIMEOUT, call).await.ok().flatten()
     }
 
-    /// Which of these nodes it passes. None if it does not answer, or says that something is wrong.
+    /// The nodes that pass its filter. None if the extender does not answer, or answers with an error.
     pub async fn filter(&self, pod: &Value, nodes: &[String]) -> Option<Vec<String>> {
         let body = json!({ "Pod": pod, "NodeNames": nodes });
         let answer = self.call("filter", &body).await?;
@@ -43,8 +43,8 @@ impl Extender {
         error.is_empty().then(|| passed.collect())
     }
 
-    /// The best of these nodes by its scores and by what `own` adds to them; the first of equals by name, and the first
-    /// of all without scores. It is not asked about one node.
+    /// The best of these nodes by the sum of its score and `own`. The first name wins among equals. Without scores the
+    /// first node wins. The extender is not asked about a single node.
     pub async fn best(
         &self,
         pod: &Value,

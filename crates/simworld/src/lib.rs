@@ -1,9 +1,9 @@
 //! A simulated Kubernetes API server, without sockets and on the runtime's clock: as much of the API as gpustow's programs
 //! call. The demo and the simulated world of the tests run on it.
 //!
-//! [`Server`] keeps objects and the history that watches follow. [`Call`] is a request to it, understood. Who runs it
-//! decides what is in between: how long a message takes, what else is refused, and what must hold after a write.
-//! [`Extender`] is called as kube-scheduler calls it.
+//! [`Server`] keeps objects and the history that watches follow. [`Call`] is a request to it, understood. The program
+//! around it adds the rest: the delay of a message, further refusals, and checks after a write. [`Extender`] is called
+//! as kube-scheduler calls it.
 
 mod call;
 mod extender;
@@ -20,7 +20,7 @@ pub use objects::{Answer, Copy, Key, Kind, Objects, Refusal, key_of};
 pub use patch::merge;
 pub use server::{Change, Server};
 
-/// What the mutex guards, even if a thread panicked while it held it.
+/// The value in the mutex, even if a thread panicked while it held it.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

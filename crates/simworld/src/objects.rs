@@ -1,4 +1,4 @@
-//! What an API server keeps at one time.
+//! The objects of an API server at one time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ pub(crate) fn not_found(key: &Key) -> Refusal {
 pub struct Objects(pub(crate) BTreeMap<Key, Copy>);
 
 impl Objects {
-    /// Those of one kind, by namespace and name.
+    /// The objects of one kind, by namespace and name.
     pub fn all(&self, kind: Kind) -> impl Iterator<Item = &Copy> {
         let from = (kind, String::new(), String::new());
         let all = self.0.range(from..);

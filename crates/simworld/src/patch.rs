@@ -1,10 +1,10 @@
-//! What writes make of objects.
+//! The effect of writes on objects.
 
 use serde_json::{Map, Value};
 
 use crate::objects::{Refusal, conflict};
 
-/// The UID and the version that a write says must be those of the object.
+/// The UID and the version in a write must match the object.
 pub(crate) fn preconditions(meta: &Value, now: &Value) -> Result<(), Refusal> {
     for field in ["uid", "resourceVersion"] {
         let (wanted, is) = (&meta[field], &now["metadata"][field]);

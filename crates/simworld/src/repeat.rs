@@ -4,7 +4,7 @@
 //! fastrand. Objects carry the time of day in whole seconds: two pods are of one age or not, depending on the fraction of a
 //! second at which the world begins.
 //!
-//! Both functions change the calling thread alone. Threads that call neither get what the machine gives.
+//! Both functions change the calling thread alone. Threads that call neither get the machine's values.
 
 use std::cell::Cell;
 
@@ -61,7 +61,7 @@ mod replaced {
             state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
             let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
             let byte = (mixed >> 32).to_le_bytes()[0];
-            // SAFETY: the caller says that there is room.
+            // SAFETY: the caller provides room for `length` bytes.
             unsafe { buffer.add(at).write(byte) };
         }
         RANDOM.set(Some(state));
@@ -77,7 +77,7 @@ mod replaced {
         if let Some(began) = BEGAN.get().filter(|_| clock == libc::CLOCK_REALTIME) {
             let since = began.elapsed();
             let seconds = BEGIN + i64::try_from(since.as_secs()).unwrap_or(0);
-            // SAFETY: the caller says that there is room.
+            // SAFETY: the caller provides room for one time.
             unsafe {
                 (*time).tv_sec = seconds;
                 (*time).tv_nsec = since.subsec_nanos().into();

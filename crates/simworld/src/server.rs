@@ -12,7 +12,7 @@ use crate::objects::{Answer, Copy, Key, Kind, Objects, Refusal, conflict, key_of
 use crate::patch::{conditions_of, merge, preconditions};
 use crate::repeat::time;
 
-/// What pods have to terminate, in seconds.
+/// The time that pods have to terminate, in seconds.
 const GRACE: i64 = 30;
 
 /// One write.
@@ -28,7 +28,7 @@ pub struct Change {
     pub before: Option<Copy>,
     /// The object after; none if it was deleted.
     pub after: Option<Copy>,
-    /// What it is, as watches are told.
+    /// The object as text, for watches.
     text: OnceLock<String>,
 }
 
@@ -87,7 +87,7 @@ impl Server {
         self.life
     }
 
-    /// Tells of each new version.
+    /// A receiver of each new version.
     #[must_use]
     pub fn news(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
@@ -117,8 +117,8 @@ impl Server {
         self.compacted = self.version;
     }
 
-    /// Its etcd is what it was at that version. As Kubernetes' documentation has it, `later` versions than any before
-    /// follow, and nothing can be watched from there; else versions are used again.
+    /// Restores its etcd to that version. With `later`, the next versions are later than any before, as Kubernetes'
+    /// documentation describes, and watches cannot start from there. Otherwise versions are used again.
     pub fn restore(&mut self, version: u64, later: bool) {
         let last = self.version;
         while let Some(change) = self.history.pop_if(|it| it.version > version) {
@@ -206,8 +206,8 @@ impl Server {
         self.written(key, object)
     }
 
-    /// PATCH, as a merge or strategically: in conditions entries of other types stay, and of gates those that are
-    /// named are to be deleted. Through `status` the spec stays. Nothing is written if nothing changes.
+    /// PATCH, as a merge or strategically. A strategic patch keeps conditions of other types and deletes the named
+    /// gates. Through `status` the spec stays. Nothing is written if nothing changes.
     ///
     /// # Errors
     /// If there is none, or it is not the copy that is patched.
@@ -254,8 +254,8 @@ impl Server {
         Ok(now)
     }
 
-    /// PATCH by the only one who applies to these objects: what it says is all there is, and the object is made if
-    /// it is not there.
+    /// PATCH by the only writer that applies to these objects. The given part replaces the old part, and a missing
+    /// object is created.
     ///
     /// # Errors
     /// If there is none whose status could be applied.

@@ -130,7 +130,7 @@ fn a_restored_server_is_what_it_was() {
     assert_eq!(code(server.since(version)), 410);
 }
 
-/// What a watch with this selector is told of the last write.
+/// The type of the watch event about the last write, for this selector.
 fn told(server: &Server, selector: &str) -> Option<&'static str> {
     let uri = format!("/api/v1/pods?watch=1&fieldSelector={selector}");
     let request = axum::http::Request::get(uri).body(()).unwrap();

@@ -1,4 +1,5 @@
-//! What the programs that measure do alike: many requests at once, pods at a steady pace, and the time until they are bound.
+//! Common parts of the programs that measure: many requests at once, pods at a steady pace, and the time until they are
+//! bound.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -37,7 +38,8 @@ pub fn since(began: Instant) -> String {
 pub struct Binds(Pin<Box<dyn Stream<Item = Pod> + Send>>);
 
 impl Binds {
-    /// Of these pods, or of those with the labels; those that are there have been read. A watch that breaks begins again.
+    /// Watches these pods, or only the pods with the labels. The existing pods have been read. A watch that breaks
+    /// begins again.
     pub async fn of(pods: Api<Pod>, labels: Option<&str>) -> Result<Self> {
         let config = Config {
             label_selector: labels.map(str::to_owned),

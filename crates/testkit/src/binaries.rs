@@ -84,8 +84,8 @@ impl Feature {
     }
 }
 
-/// Flags of kube-apiserver about who may do what: where kubelets run the pods, as in a cluster in use.
-/// TaintNodesByCondition would leave every node tainted, for want of node lifecycle; elsewhere
+/// Authorization and admission flags of kube-apiserver. Where kubelets run the pods, the flags are as in a cluster
+/// in use. TaintNodesByCondition would leave every node tainted, because node lifecycle does not run. Elsewhere
 /// ServiceAccount would hold pods back until the controller made the account.
 pub(crate) fn admission(kubelets: bool) -> impl Iterator<Item = String> {
     let flags: &[&str] = match kubelets {

@@ -1,4 +1,4 @@
-//! Nodes with GPUs and pods, as few words as a test needs, and what a kubelet would say of them.
+//! Builders for nodes with GPUs and for pods, in as few words as a test needs, and a kubelet's reports about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 pub struct GpuNodeBuilder {
     /// The node; Ready, with capacity and allocatable.
     pub node: Node,
-    /// What its agent says.
+    /// The report of its agent.
     pub status: GpuNodeStatus,
 }
 
@@ -164,7 +164,7 @@ impl GpuNodeBuilder {
     }
 }
 
-/// What pods may hold of a card, MiB: the hard bound.
+/// The MiB that pods may hold of a card: the hard bound.
 pub(crate) fn bound(gpu: &Gpu, node: &GpuNodeStatus) -> u64 {
     gpu.total_mib
         .saturating_sub(gpu.reserved_mib)
@@ -248,7 +248,7 @@ impl PodBuilder {
         self
     }
 
-    /// What `main` requests of `cpu`, `memory` or another resource.
+    /// The request of `main` for `cpu`, `memory` or another resource.
     #[must_use]
     pub fn requests(mut self, resource: &str, quantity: &str) -> Self {
         let resources = self.spec.containers[0].resources.get_or_insert_default();
@@ -348,23 +348,23 @@ impl PodBuilder {
     }
 }
 
-/// Says, as a kubelet would, that it has taken the pod in.
+/// Reports, as a kubelet would, that it has accepted the pod.
 pub async fn set_accepted(client: &Client, pod: &Pod) -> Result<Pod> {
     patch_status(client, pod, json!({ "startTime": "2026-01-01T00:00:00Z" })).await
 }
 
-/// Says, as a kubelet would, that the pod and all its containers run.
+/// Reports, as a kubelet would, that the pod and all its containers run.
 pub async fn set_running(client: &Client, pod: &Pod) -> Result<Pod> {
     set_containers(client, pod, "Running", json!({ "running": {} })).await
 }
 
-/// Says that the pod is in this phase, and nothing of its containers.
+/// Sets the pod's phase, and reports nothing about its containers.
 pub async fn set_phase(client: &Client, pod: &Pod, phase: &str) -> Result<Pod> {
     patch_status(client, pod, json!({ "phase": phase })).await
 }
 
-/// Says that the pod is in this phase and that every container is in this state, such as
-/// `{"waiting": {"reason": "CrashLoopBackOff"}}` or `{"terminated": {"exitCode": 0}}`.
+/// Sets the pod's phase, and the state of every container, such as `{"waiting": {"reason": "CrashLoopBackOff"}}` or
+/// `{"terminated": {"exitCode": 0}}`.
 pub async fn set_containers(client: &Client, pod: &Pod, phase: &str, state: Value) -> Result<Pod> {
     let state: ContainerState = serde_json::from_value(state)?;
     let spec = pod.spec.as_ref().context("pod without a spec")?;

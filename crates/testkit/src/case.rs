@@ -110,7 +110,7 @@ impl Case {
         Ok(())
     }
 
-    /// Deletes this case's pods, or those with the labels, and waits until they are gone.
+    /// Deletes this case's pods, or only the pods with the labels, and waits until they are gone.
     pub async fn clear(&self, labels: Option<&str>, deadline: Duration) -> Result<()> {
         let at_once = DeleteParams::default().grace_period(0);
         let selected = ListParams {
@@ -118,7 +118,7 @@ impl Case {
             ..ListParams::default()
         };
         eventually(deadline, "the pods are gone", async || {
-            // What there is of ten thousand after the minute that a request may take is deleted by the next.
+            // A request may take a minute. The next request deletes the pods that remain of ten thousand after it.
             self.pods().delete_collection(&at_once, &selected).await?;
             let some = selected.clone().limit(1);
             let left = self.pods().list_metadata(&some).await?.items;

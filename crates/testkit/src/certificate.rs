@@ -12,7 +12,7 @@ pub fn certificate(folder: &Path, of: &str) -> Result<String> {
     let root_key = rcgen::KeyPair::generate()?;
     let mut root = rcgen::CertificateParams::default();
     root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    // Two authorities of one name cannot be told apart.
+    // Two authorities of one name are indistinguishable.
     let name = format!("{:016x}", rand::random::<u64>());
     root.distinguished_name
         .push(rcgen::DnType::CommonName, name);

@@ -1,5 +1,5 @@
-//! Recomputes every card from what the API server alone says. It trusts no code of the extender but
-//! the reading of the annotation.
+//! Recomputes every card from the API server's data alone. It trusts no code of the extender but the reading of the
+//! annotation.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,9 @@ use crate::wait::node_of;
 /// Label of pods that a test binds by hand: they may lack an assignment.
 pub const BY_HAND: &str = "testkit/by-hand";
 
-/// On the nodes with the given labels, or on all: no card holds more than total − reserved −
-/// headroom; every bound pod that asks for memory has an assignment to cards of its own node, of no
-/// less than its containers ask for, and each asking container sees the cards that it says. The
-/// error lists all that is wrong.
+/// Checks the nodes with the given labels, or all nodes. No card holds more than total − reserved − headroom. Every
+/// bound pod that asks for memory has an assignment to cards of its own node. The assignment covers at least the
+/// containers' limits, and each asking container sees the assigned cards. The error lists all violations.
 pub async fn check_cluster(client: &Client, nodes: Option<&str>) -> Result<()> {
     let labels = ListParams {
         label_selector: nodes.map(str::to_owned),
@@ -61,7 +60,7 @@ pub async fn check_cluster(client: &Client, nodes: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// What the pods of a namespace hold of each card, by UUID in MiB, as the API server says.
+/// The memory that the pods of a namespace hold of each card, by UUID in MiB, from the API server's data.
 pub async fn held(client: &Client, namespace: &str) -> Result<BTreeMap<String, u64>> {
     let pods = Api::<Pod>::namespaced(client.clone(), namespace);
     let mut held = BTreeMap::new();
@@ -116,7 +115,7 @@ fn check_node<'a>(
     }
 }
 
-/// What the pod holds, compared with what it asks for.
+/// The pod's assignment, compared with the pod's limits.
 fn assignment(pod: &Pod) -> Result<Option<Assignment>, String> {
     let spec = pod.spec.clone().unwrap_or_default();
     let init = spec.init_containers.unwrap_or_default();

@@ -38,7 +38,7 @@ pub async fn configure(client: &Client, fields: &[String]) -> Result<()> {
     .await
 }
 
-/// The fields of `more` on top of those of `into`.
+/// Merges the fields of `more` into `into`; a value of `more` takes precedence.
 fn merge(into: &mut Value, more: Value) {
     match (into, more) {
         (Value::Object(into), Value::Object(more)) => {

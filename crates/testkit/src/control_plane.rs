@@ -24,8 +24,8 @@ use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
 
-/// Those that our tests need. Node lifecycle is not among them: no kubelet posts leases for our nodes,
-/// and it would taint them all.
+/// The controllers that our tests need. Node lifecycle is not among them: no kubelet posts leases for our nodes, and it
+/// would taint them all.
 const CONTROLLERS: &str = "clusterrole-aggregation-controller,cronjob-controller,daemonset-controller,deployment-controller,\
 disruption-controller,endpointslice-controller,ephemeral-volume-controller,garbage-collector-controller,\
 job-controller,namespace-controller,persistentvolume-binder-controller,\
@@ -35,13 +35,13 @@ resourcequota-controller,root-ca-certificate-publisher-controller,serviceaccount
 statefulset-controller,\
 validatingadmissionpolicy-status-controller";
 
-/// What to run beside etcd and kube-apiserver.
+/// The programs to run in addition to etcd and kube-apiserver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Run kube-controller-manager too: namespaces end, owners' objects go, Deployments and
     /// PodDisruptionBudgets work.
     pub controllers: bool,
-    /// Kubelets run the pods: these get their accounts' tokens, and a kubelet may do what its node needs.
+    /// Kubelets run the pods: the pods get their accounts' tokens, and a kubelet has the rights that its node needs.
     pub kubelets: bool,
 }
 
@@ -195,7 +195,7 @@ impl ControlPlane {
         self.bound_token(namespace, service_account, None).await
     }
 
-    /// The same, bound to an object: the API server sees both in every request.
+    /// A token that may be bound to an object: the API server sees both in every request.
     async fn bound_token(
         &self,
         namespace: &str,
@@ -258,7 +258,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Runs kubectl as administrator; what it printed. The error has what it complained about.
+    /// Runs kubectl as administrator and returns its output. The error contains kubectl's complaint.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.kubectl_with_input(args, "").await
     }
@@ -292,8 +292,8 @@ impl ControlPlane {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Installs what our programs need at least: their namespace, and the GpuNode resource, which
-    /// is served then.
+    /// Installs the minimum for our programs: their namespace, and the GpuNode resource. Returns when the API server
+    /// serves the resource.
     pub async fn install_bare(&self) -> Result<()> {
         let client = self.admin()?;
         let apply = PatchParams::apply("testkit").force();
@@ -336,7 +336,7 @@ impl ControlPlane {
         Ok(copy)
     }
 
-    /// Puts back what was stored then, resourceVersions included, and starts the API server again.
+    /// Restores the data of the snapshot, resourceVersions included, and starts the API server again.
     pub async fn restore(&self, snapshot: &Path) -> Result<()> {
         self.replace_data(snapshot, &self.dir.join("etcd")).await
     }
@@ -468,8 +468,8 @@ fn run(bin: &Path, dir: &Path, program: &str, args: Vec<String>) -> Result<Proce
     })
 }
 
-/// A fresh folder beside the binaries, named after this process. Folders of processes that are gone
-/// are removed: a static control plane is never dropped, and a failed one is worth a look.
+/// A fresh folder next to the binaries, named after this process. Folders of processes that are gone are removed: a
+/// static control plane is never dropped, and a failed one is worth a look.
 fn run_dir() -> Result<PathBuf> {
     let runs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/run"));
     std::fs::create_dir_all(runs)?;

@@ -1,4 +1,5 @@
-//! A DRA driver that is made of objects alone: kube-scheduler hands out what its slices say, and no program prepares devices.
+//! A DRA driver that consists only of objects: kube-scheduler allocates the devices in its slices, and no program
+//! prepares devices.
 
 use anyhow::Result;
 use gpustow_api::claim::GROUP;

@@ -1,4 +1,4 @@
-//! Calls of etcd beside the API server, by its JSON gateway.
+//! Direct calls of etcd, past the API server, by its JSON gateway.
 
 use anyhow::{Context as _, Result, ensure};
 use hyper::Request;

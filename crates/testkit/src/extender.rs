@@ -14,7 +14,7 @@ use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get, send};
 use crate::process::{Launch, Process, built};
 
-/// The series per GPU of what its ledger holds, bytes.
+/// The series of the ledger's held memory on each GPU, in bytes.
 const HELD: &str = "gpustow_extender_gpu_memory_requested_bytes{";
 
 /// How to start an extender.
@@ -31,7 +31,7 @@ pub struct ExtenderOptions {
 /// A build of the extender for a benchmark, written `name=binary`.
 #[derive(Clone, Debug)]
 pub struct Build {
-    /// What the table calls it.
+    /// The build's name in the table.
     pub name: String,
     /// The gpustow binary.
     pub program: PathBuf,
@@ -56,7 +56,7 @@ impl FromStr for Build {
 pub struct Extender {
     /// The process.
     pub process: Process,
-    /// What goes into `urlPrefix`.
+    /// The value for `urlPrefix`.
     pub url: String,
     /// Where health and metrics are.
     pub health_url: String,
@@ -108,7 +108,7 @@ impl Extender {
         })
     }
 
-    /// Waits until it says that it is ready, after a restart for example.
+    /// Waits until the extender reports that it is ready, after a restart for example.
     pub async fn wait_ready(&self) -> Result<()> {
         self.process
             .until_ready(async || get(&self.health_url, "/readyz").await)
@@ -116,7 +116,7 @@ impl Extender {
         Ok(())
     }
 
-    /// The status with which it says whether it is ready.
+    /// The HTTP status of `/readyz`.
     pub async fn ready(&self) -> Result<u16> {
         Ok(send(&self.health_url, Request::get("/readyz"), Vec::new())
             .await?
@@ -137,8 +137,8 @@ impl Extender {
         get(&self.health_url, "/metrics").await
     }
 
-    /// What its ledger holds of each card, reservations included, by UUID in MiB. It must have been
-    /// started with `--metrics-per-gpu`.
+    /// The memory that its ledger holds on each card, reservations included, by UUID in MiB. It must have been started
+    /// with `--metrics-per-gpu`.
     pub async fn held(&self) -> Result<BTreeMap<String, u64>> {
         let metrics = self.metrics().await?;
         let series = metrics.lines().filter_map(|line| line.strip_prefix(HELD));

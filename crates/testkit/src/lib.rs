@@ -1,6 +1,5 @@
-//! Drives a real Kubernetes control plane, and a network that misbehaves on demand, for the tests.
-//! It does not know how gpustow decides: it creates objects, runs programs, and recomputes what
-//! must hold from the API server alone.
+//! Drives a real Kubernetes control plane, and a network that misbehaves on demand, for the tests. It does not know how
+//! gpustow decides: it creates objects, runs programs, and recomputes the invariants from the API server alone.
 //!
 //! Everything listens on 127.0.0.1 and dies with the test process.
 

@@ -16,7 +16,7 @@ use crate::wait::eventually;
 /// Bound on starting anything, on a machine that is busy with other tests.
 const START: Duration = Duration::from_secs(60);
 
-/// What to run.
+/// The program to run.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// Path of the program, or its name on `PATH`.
@@ -241,7 +241,7 @@ fn spawn(launch: &Launch) -> Result<Child> {
         .context("start setpriv (util-linux), which ties a child's life to ours")
 }
 
-/// Refuses to go on without a program; `mend` says what builds it.
+/// Refuses to go on without a program; `mend` names the command that builds it.
 ///
 /// # Errors
 /// If it is not there.

@@ -1,8 +1,7 @@
-//! A reverse proxy before the API server, plain HTTP on loopback, that misbehaves as told.
+//! A reverse proxy before the API server, plain HTTP on loopback, that misbehaves by rules.
 //!
-//! It passes `Authorization` through and streams bodies, so that a kubeconfig with its address works
-//! for any client. Requests that a rule matches are forwarded whatever becomes of their sender: that
-//! is what a write that outlives its sender looks like.
+//! It passes `Authorization` through and streams bodies, so that a kubeconfig with its address works for any client.
+//! Requests that a rule matches are forwarded even if their sender goes away: such a write outlives its sender.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -30,7 +29,7 @@ use crate::control_plane::ControlPlane;
 
 type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
 
-/// What happens to a request that a rule matches.
+/// The effect of a rule on a matching request.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
     /// Not forwarded before [`Rule::release`].
@@ -76,7 +75,7 @@ struct Progress {
     released: bool,
 }
 
-/// A rule in force. Dropping it takes it away and releases what it holds.
+/// A rule in force. Dropping it removes the rule and releases the held requests.
 pub struct Rule {
     entry: Arc<Entry>,
     state: Arc<State>,
@@ -187,7 +186,7 @@ impl Rule {
         self.entry.progress.borrow().seen
     }
 
-    /// Forwards what is held, and holds nothing more.
+    /// Forwards the held requests, and holds no further ones.
     pub fn release(&self) {
         self.entry
             .progress

@@ -134,7 +134,7 @@ impl Scheduler {
         Scheduler::start(cluster, config, &kubeconfig.await?).await
     }
 
-    /// Waits until it says that it is ready, after a restart for example.
+    /// Waits until kube-scheduler reports that it is ready, after a restart for example.
     pub async fn wait_ready(&self) -> Result<()> {
         self.process
             .until_ready(async || get(&self.url, "/readyz").await)

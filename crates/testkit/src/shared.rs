@@ -5,9 +5,9 @@ use tokio::sync::OnceCell;
 
 use crate::control_plane::{ControlPlane, Options};
 
-/// The control plane that a test binary's cases share by namespace and node labels, with the GpuNode
-/// resource and kube-controller-manager, started by the case that asks first. It ends with the process,
-/// and needs no runtime of its own: it consists of processes.
+/// The control plane that a test binary's cases share by namespace and node labels. It has the GpuNode resource and
+/// kube-controller-manager. The first case that asks starts it. It ends with the process, and does not need a runtime
+/// of its own: it consists of processes.
 pub async fn shared() -> Result<&'static ControlPlane> {
     static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
     SHARED

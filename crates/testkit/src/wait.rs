@@ -1,4 +1,4 @@
-//! Waiting for a condition, with an error that says what was seen last.
+//! Waiting for a condition, with an error that contains the last observation.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kube::api::{Api, ListParams};
 use kube::runtime::wait::{Condition, await_condition};
 use kube::{Client, ResourceExt as _};
 
-/// Asks `probe` until it succeeds; its last error is what was seen last.
+/// Asks `probe` until it succeeds; its last error is the last observation.
 pub async fn eventually<T>(
     deadline: Duration,
     what: &str,
@@ -64,8 +64,7 @@ pub async fn wait_bound(client: &Client, pod: &Pod, deadline: Duration) -> Resul
     wait_condition(client, pod, "is bound", deadline, bound).await
 }
 
-/// Waits until kube-scheduler says that the pod is unschedulable, with `text` in its reason; the
-/// whole reason.
+/// Waits until kube-scheduler reports the pod as unschedulable, with `text` in its reason. Returns the whole reason.
 pub async fn wait_refused(
     client: &Client,
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! gpustow's webhook beside a control plane: an extender that no scheduler calls.
+//! gpustow's webhook next to a control plane: an extender that no scheduler calls.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ impl Webhook {
         Ok(webhook)
     }
 
-    /// The same for as long as the control plane runs.
+    /// Starts a webhook that runs as long as the control plane.
     ///
     /// # Errors
     /// As [`Webhook::start`].

@@ -20,8 +20,8 @@ impl World {
         Kept::of(self.secret.as_ref()?, None)
     }
 
-    /// Goes on until there is nothing to do; how many steps that took. What is served is trusted at
-    /// every step but the first.
+    /// Steps until nothing is left to do, and returns the number of steps. At every step but the first, the served
+    /// certificate is trusted.
     fn run(&mut self, day: u64) -> usize {
         for steps in 0.. {
             let found = self.found();

@@ -1,4 +1,4 @@
-//! What a fallen extender or scheduler tries, and an agent whose node is another's.
+//! Attempts of a compromised extender, scheduler or agent.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::names;
@@ -198,7 +198,7 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
             let mut own =
                 claim(json!({ "resource.kubernetes.io/extended-resource-claim": "true" }));
             own["metadata"]["name"] = json!("own");
-            // Kubernetes' own role of schedulers has no right to it before 1.36.
+            // Before 1.36, Kubernetes' own role of schedulers does not include this right.
             let own_verdict = match cluster.minor() {
                 36.. => Taken,
                 _ => Refused("cannot create resource"),
@@ -213,7 +213,7 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
     run("scheduler", &scheduler, doors("scheduler")).await?;
     run("extender", &extender, doors("extender")).await?;
 
-    // Every field that this Kubernetes has, not those that a person remembered.
+    // All fields of this Kubernetes, not only the fields that a person remembered.
     let document = Document::read(&case.client).await?;
     let allowed = [
         "conditions",

@@ -1,4 +1,4 @@
-//! What a tenant, or a program beside kube-scheduler, can do by sheer number: neighbours are served meanwhile.
+//! Attacks by sheer number, from a tenant or a program next to kube-scheduler: neighbours are served meanwhile.
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -66,7 +66,7 @@ async fn a_tenants_flood_of_pods_keeps_no_neighbour_out() -> Result<()> {
     create(&tenant, distinct).await?;
     neighbours_are_served(&neighbour, "as many different requests as pods").await?;
 
-    // What can be written of annotations, on each.
+    // Each pod gets annotations of nearly the largest size.
     let large = (0..FLOOD / 10).map(|index| {
         let pod = tenant.pod(&format!("large-{index}")).gpu_mem(CARD + 1);
         pod.annotation("example.com/large", &"y".repeat(200_000))
@@ -156,7 +156,7 @@ async fn calls_that_are_begun_and_never_ended_keep_kube_scheduler_out_for_no_tim
         let _ = caller.write_all(head.as_bytes()).await;
         open.push(caller);
     }
-    // New connections too get through: kube-scheduler's own may be among those that were ended.
+    // New connections get through too: kube-scheduler's own may be among the ended connections.
     for _ in 0..5 {
         neighbours_are_served(&case, "calls that never end").await?;
         rig.extender.call("filter", "{}").await?;

@@ -1,4 +1,4 @@
-//! What an extender may delete that preempts where free memory is fragmented.
+//! The pods that an extender may delete when it preempts for fragmented memory.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::names;

@@ -1,4 +1,4 @@
-//! What the guard alone holds, and what no policy holds without it.
+//! Attempts that only the guard refuses, and attempts that succeed without it.
 
 use anyhow::Result;
 use gpustow_api::names;
@@ -188,7 +188,7 @@ async fn a_tenant_sees_no_gpu_where_the_guard_is() -> Result<()> {
     );
     run("edit under the guard", &edit, vec![late]).await?;
 
-    // What docs/security.md does not claim: the base leaves pods alone that do not ask.
+    // docs/security.md does not claim this: the base leaves pods alone that do not ask.
     make(&open, "plain", none(), of(json!({ "name": "a" })), None).await?;
     let door = pods(&open, "/plain/ephemeralcontainers");
     let helps_itself = of(json!({ "name": "a", "env": own_env("all") }));

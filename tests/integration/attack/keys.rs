@@ -1,5 +1,5 @@
-//! Every key that gpustow writes, tried by everybody through every door: those of pods come from the lists
-//! in `names`, so that a new one is tried without anybody thinking of it.
+//! Every key that gpustow writes, tried by every account through every door. The keys of pods come from the lists in
+//! `names`, so that a new key is tried automatically.
 
 use anyhow::Result;
 use gpustow_api::{config, names};
@@ -12,7 +12,7 @@ use super::{Refused, Row, Taken, Verdict, account, besieged, cdi, make, note, po
 use crate::agent_token::{agent_client, patch, post, unbound_client};
 use crate::policies::{asks, pod};
 
-/// What gpustow alone writes into a pod whose one container is called main.
+/// The keys that gpustow alone writes into a pod whose one container is called main.
 pub(crate) fn keys() -> Vec<String> {
     let users = [
         names::ADOPTED,
@@ -222,7 +222,7 @@ async fn each_key_is_its_writers_alone_by_whatever_door() -> Result<()> {
     let strangers = |door, key: &str| of_agent(&|_| Refused(""), door, key);
     run("agent of no node", &unbound, rows(&case, strangers)?).await?;
 
-    // This door takes no metadata: what is sent there has no effect.
+    // This door ignores metadata: annotations that are sent there do not have an effect.
     let path = pods(&case, "/bound/ephemeralcontainers");
     let before = case.pods().get("bound").await?;
     let all = keys().into_iter().map(|key| (key, json!("y")));
@@ -232,7 +232,7 @@ async fn each_key_is_its_writers_alone_by_whatever_door() -> Result<()> {
     let after = case.pods().get("bound").await?;
     assert_eq!(before.metadata.annotations, after.metadata.annotations);
 
-    // What its annotations say is no assignment.
+    // The values of its annotations are not a valid assignment.
     let at_once = kube::api::DeleteParams::default().grace_period(0);
     case.pods().delete("bound", &at_once).await?;
     case.end().await
@@ -255,7 +255,7 @@ async fn bound_with_all(case: &Case, node: &str, scheduler: &Client, agent: &Cli
     patch(agent, &pods(case, "/bound/status"), &confirmed).await
 }
 
-/// What gpustow writes or reads elsewhere than in a pod's annotations.
+/// Objects and fields outside a pod's annotations that gpustow writes or reads.
 #[tokio::test]
 async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     let cluster = besieged().await?;

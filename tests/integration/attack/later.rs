@@ -1,4 +1,4 @@
-//! What a user tries that may edit one namespace, with pods that are there.
+//! Attempts of a user who may edit one namespace, on existing pods.
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;
@@ -62,7 +62,7 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         patch("gated", note("example.com/own", "x"), Taken),
         patch("gated", note(names::EXCLUSIVE, "true"), Taken),
         patch("gated", note(names::POLICY, Value::Null), Taken),
-        // Its containers bear what limits them from their creation on.
+        // Its containers carry their limits from their creation on.
         patch("gated", note(names::ENFORCE, "driver"), written()),
         patch("gated", note(names::MEM_LIMIT, "max"), written()),
         patch(

@@ -1,4 +1,4 @@
-//! What an extender may write on nodes that marks those on which it keeps places.
+//! The changes that an extender may make to nodes in order to mark them while it keeps places there.
 
 use anyhow::Result;
 use gpustow_api::names;
@@ -56,7 +56,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
     let yes = || json!("true");
     let both_names = format!("{ca_name}_{who}");
     let tries = [
-        // A label by itself claims what others wrote.
+        // A label by itself claims annotations that others wrote.
         (
             "label another's annotations",
             "theirs",

@@ -1,5 +1,5 @@
-//! The attack: who tries what through which door of a real API server, and what must come of it. A row
-//! that comes out otherwise is a weakness, or a promise that docs/security.md no longer makes.
+//! The attack: accounts, their tricks, the doors of a real API server, and the required results. A row with another
+//! result is a weakness, or a promise that docs/security.md no longer makes.
 
 mod extender;
 mod flood;
@@ -46,7 +46,7 @@ pub(crate) async fn besieged() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// What must come of a row.
+/// The required result of a row.
 pub(crate) enum Verdict {
     /// The API server takes it.
     Taken,
@@ -55,7 +55,7 @@ pub(crate) enum Verdict {
 }
 pub(crate) use Verdict::{Refused, Taken};
 
-/// One try: what it is, how it is sent, what comes of it.
+/// One attempt: its description, its request, and the required result.
 pub(crate) struct Row {
     trick: String,
     verb: &'static str,
@@ -81,7 +81,7 @@ pub(crate) fn row(
     }
 }
 
-/// Sends every row, without effect, and tells of all that came out otherwise.
+/// Sends every row, without effect, and reports all rows with another result.
 pub(crate) async fn run(who: &str, client: &Client, rows: Vec<Row>) -> Result<()> {
     let mut wrong = Vec::new();
     for row in rows {

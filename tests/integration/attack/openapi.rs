@@ -1,4 +1,4 @@
-//! What this API server says of itself: its doors, and the fields behind them.
+//! This API server's own description: its doors, and the fields behind them.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ impl Document {
         self.0["components"]["schemas"].get(name)
     }
 
-    /// What can be patched at this path, and below it.
+    /// The paths at and below this path that accept a patch.
     pub(crate) fn doors(&self, below: &str) -> Result<Vec<String>> {
         let paths = self.0["paths"].as_object().context("no paths")?;
         let patched = paths.iter().filter(|(_, verbs)| !verbs["patch"].is_null());
@@ -36,7 +36,7 @@ impl Document {
         Ok(doors.map(str::to_owned).collect())
     }
 
-    /// The names of all schemas that this part of the document refers to, and those that they refer to.
+    /// The names of all schemas that this part of the document refers to, directly or through other schemas.
     pub(crate) fn reached(&self, from: &Value) -> BTreeSet<String> {
         let mut reached = BTreeSet::new();
         let mut waiting = references(from);
@@ -48,13 +48,13 @@ impl Document {
         reached
     }
 
-    /// Every path, and what may be done there.
+    /// Every path, and its methods.
     pub(crate) fn paths(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.0["paths"].as_object().into_iter().flatten()
     }
 
-    /// Tries to change every field of the status of `which`; those that are not `allowed` stay as they
-    /// were, or the API server refuses.
+    /// Tries to change every field of the status of `which`. Fields that are not `allowed` stay as they were, or the
+    /// API server refuses.
     pub(crate) async fn only(
         &self,
         client: &Client,

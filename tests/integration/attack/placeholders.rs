@@ -1,5 +1,5 @@
-//! What a fallen extender or agent makes of the permission to create placeholders: it tries a pod of every field that this
-//! Kubernetes has.
+//! Abuse of the permission to create placeholders by a compromised extender or agent: it tries a pod of every field
+//! that this Kubernetes has.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -13,7 +13,7 @@ use crate::agent_token::{agent_client, post};
 use crate::policies::asks;
 use crate::support::{ACCOUNT, SOON, SYSTEM, repository};
 
-/// Fields whose value says nothing of what would run, or is another row's.
+/// Fields whose value does not change the running process, or belongs to another row.
 const FREE: [&str; 8] = [
     "affinity",
     "containers",
@@ -96,7 +96,7 @@ async fn placeholder(case: &Case) -> Result<Value> {
     }))
 }
 
-/// The placeholder with a sample of each field of this schema at this place, but for those that are free.
+/// The placeholder with a sample of each field of this schema at this place, without the fields in `free`.
 fn samples(
     document: &Document,
     pod: &Value,
@@ -119,7 +119,7 @@ fn samples(
     samples.collect()
 }
 
-/// What the API server would make of the pod; none if it refuses it.
+/// The spec that the API server would store for the pod; none if it refuses the pod.
 async fn made(client: &Client, case: &Case, pod: &Value) -> Result<Option<Value>> {
     let url = format!("{}?dryRun=All", pods(case, ""));
     let request = axum::http::Request::post(url)
@@ -132,7 +132,7 @@ async fn made(client: &Client, case: &Case, pod: &Value) -> Result<Option<Value>
     }
 }
 
-/// What the review of docs/security.md found, each as the API server would take it.
+/// The findings of the review of docs/security.md, each in a form that the API server itself would accept.
 fn found(case: &Case, pod: &Value) -> Vec<Row> {
     let changed = |place: &str, value: Value, field: &'static str| {
         let mut pod = pod.clone();
@@ -188,7 +188,7 @@ async fn a_fallen_extender_creates_placeholders_as_it_writes_them_and_no_other_p
     let plain = made(&scheduler, &case, &pod).await?;
     let plain = plain.context("a placeholder is refused as the extender writes it")?;
     for (place, pod) in &every {
-        // Some are refused for what they are, or dropped, before a policy sees them.
+        // The API server refuses some for their own sake, or drops the field, before a policy sees them.
         let made_of_it = made(&scheduler, &case, pod).await?;
         let is_plain = made_of_it.as_ref().is_none_or(|it| *it == plain);
         ensure!(is_plain, "{place}: {made_of_it:?}");

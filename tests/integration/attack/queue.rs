@@ -39,7 +39,7 @@ fn ours() -> Value {
     json!([{ "name": names::GATE }])
 }
 
-/// Spec of a pod that asks, with these fields beside.
+/// Spec of a pod that asks, with these additional fields.
 fn asking(more: Value) -> Value {
     let mut spec = json!({ "containers": [asks("main", "80")] });
     if let (Some(spec), Value::Object(more)) = (spec.as_object_mut(), more) {
@@ -64,7 +64,7 @@ fn gates_of(pod: &Pod) -> Result<Vec<String>> {
     Ok(gates.map(|gate| gate.name.clone()).collect())
 }
 
-/// Makes the GpustowConfig say this: the mode of the queue, and whether new pods are queued. None deletes it.
+/// Sets the GpustowConfig's mode of the queue, and whether new pods are queued. None deletes it.
 async fn flag(cluster: &ControlPlane, says: Option<(&str, bool)>) -> Result<()> {
     let says = says.map(|(mode, all)| {
         let all = all.then_some(QueueFrom::ALL);
@@ -139,7 +139,7 @@ async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
         let gates = gates(&case, meta, spec).await?;
         ensure!(gates.is_empty(), "{what}: {gates:?}");
     }
-    // As a kubelet shows its static pods: the API server takes no pod that has a node and a gate.
+    // Kubelets show their static pods like this: the API server refuses pods with both a node and a gate.
     let mirror = crate::policies::pod(json!({}), asking(json!({ "nodeName": "n" })))?;
     let made = try_create(&cluster.kubelet("n")?, &mirror).await?;
     ensure!(gates_of(&made)?.is_empty());

@@ -1,4 +1,4 @@
-//! What a user tries that may edit one namespace, when it makes pods.
+//! Attempts of a user who may edit one namespace, when creating pods.
 
 use anyhow::Result;
 use gpustow_api::names;

@@ -1,6 +1,6 @@
-//! Every door of this API server by which pods come to be, or by which pods and nodes are changed. What a
-//! new Kubernetes brings is found by walking what it says of itself, tried, and named until a person has
-//! looked at it.
+//! Every door of this API server by which pods come to be, or by which pods and nodes are changed. A walk over the API
+//! server's own description finds the doors of a new Kubernetes. The test tries and names them until a person has
+//! looked at them.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ const DOORS: [&str; 14] = [
     "v1 pods/resize",
     // Ends a pod: RBAC.
     "v1 pods/eviction",
-    // Into what runs, not into the object: RBAC.
+    // Into running processes, not into the object: RBAC.
     "v1 pods/attach",
     "v1 pods/exec",
     "v1 pods/portforward",
@@ -89,7 +89,7 @@ async fn every_door_that_is_there_has_been_looked_at() -> Result<()> {
 struct Door {
     /// Group, version and resource, and the subresource if it is one.
     name: String,
-    /// What may be written there.
+    /// The bodies of its writing requests.
     brings: Value,
     /// Is it the resource itself?
     is_whole: bool,
@@ -119,7 +119,7 @@ impl Door {
     }
 }
 
-/// What each group of this API server says of itself.
+/// The document of each group of this API server.
 async fn all(client: &Client) -> Result<Vec<(String, Document)>> {
     let request = axum::http::Request::get("/openapi/v3").body(Vec::new())?;
     let index: Value = client.request(request).await?;
@@ -240,7 +240,7 @@ async fn an_agent_changes_nothing_else_of_a_node_through_any_door() -> Result<()
     let back = tainted(&[&startup, &harder, &foreign]);
     let answer = send(&agent, "PATCH", &path, &back).await?;
     ensure!(answer.is_some(), "it put the taint on its node");
-    // What a call through a node's or a pod's proxy could do is for none of our accounts to make.
+    // Our accounts may not make calls through the proxy of a node or a pod.
     for path in [
         format!("/api/v1/nodes/{mine}/proxy/pods"),
         format!("/api/v1/nodes/{mine}/proxy/exec"),

@@ -17,7 +17,7 @@ use tokio::time::MissedTickBehavior;
 use super::{FENCED, GPU, ON, Site, claim, claimed, node, unclaim};
 use crate::fault_rig::Replica;
 
-/// Steps, unless the environment says otherwise.
+/// Steps, unless the environment sets another number.
 const STEPS: u64 = 400;
 /// Between two: pods and fences need time to come.
 const PACE: Duration = Duration::from_millis(120);
@@ -110,7 +110,8 @@ impl Storm {
         Ok(())
     }
 
-    /// What pods held before and after the claims were listed, they held meanwhile.
+    /// Pods and claims together fit on each GPU. Pods held an amount all the time if they held it before and after the
+    /// list of claims.
     async fn look(&mut self) -> Result<()> {
         let case = &self.case;
         let before = held(&case.client, &case.namespace).await?;

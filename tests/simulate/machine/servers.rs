@@ -32,7 +32,7 @@ pub(crate) struct Server {
     /// It loads from then on, or begins to.
     begins: Instant,
     loads: Duration,
-    /// What others used of its GPU when it looked first.
+    /// The usage of its GPU by others at its first look.
     saw: Option<u64>,
     restarts: u32,
 }
@@ -53,7 +53,7 @@ pub(crate) fn server(name: &str, mib: u64, alone: bool) -> Value {
 }
 
 impl Machine {
-    /// The pod's processes begin; it has a server if its label says so.
+    /// The pod's processes begin; it has a server if its label asks for one.
     pub(super) fn begin_server(&mut self, pod: &Value, container: &str) {
         if pod["metadata"]["labels"][SERVES] == "yes" {
             let server = Server {
@@ -142,7 +142,7 @@ impl Machine {
         }
     }
 
-    /// What kubelet writes of the pod.
+    /// Writes the pod's status as the kubelet does.
     fn say(&self, server: &Server, is_ready: bool) {
         let now = repeat::time(SignedDuration::ZERO);
         let pauses = server.begins > Instant::now();

@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::{LEAST_MIB, Terms, Wish};
 use crate::containers::{bad, field, limit};
 
-/// What NVIDIA's device plugin calls a share of a GPU where its configuration says `renameByDefault`.
+/// The name of a GPU share in NVIDIA's device plugin, if its configuration has `renameByDefault`.
 pub(super) const SHARED_GPU: &str = "nvidia.com/gpu.shared";
-/// What NVIDIA's device plugin calls MIG instances, before the name of the profile.
+/// The prefix of MIG instances in NVIDIA's device plugin, before the name of the profile.
 pub(super) const MIG: &str = "nvidia.com/mig-";
 /// MIG profiles and the MiB of an instance, as `nvidia-smi mig -lgip` lists them on A30, A100, H100 and H200: the most where
 /// GPUs differ.

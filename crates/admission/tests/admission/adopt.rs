@@ -10,7 +10,7 @@ fn site(sharer: &str, more: &[(&str, &str)]) -> Site {
     Site::labelled(&[&[(names::ADOPT_LABEL, sharer)], more].concat())
 }
 
-/// Sharer and further labels, limits, MiB, GPUs, whether whole, and what the annotation says.
+/// Sharer and further labels, limits, MiB, GPUs, whether whole, and the text of the annotation.
 #[expect(clippy::type_complexity, reason = "a table")]
 fn translated() -> Vec<(
     Site,

@@ -94,7 +94,7 @@ fn pod_gets_what_its_history_advises_else_the_default_of_the_namespace() -> Resu
         assert_eq!(note(&made, names::GPU_MEM), Some(from));
         assert_eq!(note(&made, "gpu-mem-limit.gpustow.dev/a"), limit);
     }
-    // A pod that says its amount keeps it.
+    // A pod that states its amount keeps it.
     let said = pod(json!({ names::GPU_MEM: "auto" }), json!([asks("a", "7")]));
     assert_eq!(amount(&site("p95", None).create(&said)?.pod, 0), Some("7"));
     Ok(())

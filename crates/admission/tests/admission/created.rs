@@ -1,4 +1,4 @@
-//! What pods get that request GPU memory, and that others are left alone.
+//! The changes of pods that request GPU memory; other pods stay as they are.
 
 use anyhow::Result;
 use gpustow_admission::Act;
@@ -115,7 +115,7 @@ fn pod_that_requests_nothing_is_left_as_it_is() -> Result<()> {
             (asked, Vec::new(), Vec::new())
         );
     }
-    // The author of the pod learns that the annotation does nothing; a controller's author was told before.
+    // The author of the pod learns that the annotation does nothing; a controller's author has been warned before.
     let mut asked = pod(json!({ names::GPU_COUNT: "?" }), json!([{ "name": "a" }]));
     let made = Site::default().create(&asked)?;
     assert!(made.warnings[0].contains("no container asks for gpustow.dev/gpu-mem"));
@@ -149,7 +149,7 @@ fn pod_gets_what_the_administrator_has_and_it_does_not_say() -> Result<()> {
     assert!(has(0, "NVIDIA_GPU_MEMORY_LIMIT=4096") && has(0, "NVIDIA_GPU_MEMORY_REQUEST=0"));
     assert!(has(1, "NVIDIA_GPU_MEMORY_LIMIT=2048"));
     assert_eq!(env(&made["spec"]["containers"][2]).len(), 1);
-    // A percentage and whole GPUs have no limit of the driver's.
+    // The driver does not limit a percentage or whole GPUs.
     for notes in [
         json!({ names::GPU_MEM_PERCENTAGE: "25" }),
         json!({ names::EXCLUSIVE: "true" }),

@@ -1,4 +1,4 @@
-//! What becomes of pods, case by case and for any JSON.
+//! The results of admission, case by case and for any JSON.
 
 mod adopt;
 mod auto;
@@ -111,7 +111,7 @@ fn note<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     pod["metadata"]["annotations"][key].as_str()
 }
 
-/// What the container requests and is limited to, which must be the same.
+/// The container's request and limit, which must be equal.
 fn amount(pod: &Value, container: usize) -> Option<&str> {
     let resources = &pod["spec"]["containers"][container]["resources"];
     let of = |list: &str| resources[list][names::GPU_MEM].as_str();

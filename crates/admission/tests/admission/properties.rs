@@ -1,4 +1,4 @@
-//! What holds of any pod, good or bad, and of any JSON.
+//! Properties of any pod, good or bad, and of any JSON.
 
 use gpustow_admission::{Act, Admitted};
 use gpustow_api::{QueueFrom, names};

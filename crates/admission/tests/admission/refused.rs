@@ -1,4 +1,4 @@
-//! Which pods are refused, with the field, its value and what to write.
+//! The refused pods, each with the field, its value and the advice in its refusal.
 
 use anyhow::Result;
 use gpustow_admission::template;
@@ -87,7 +87,7 @@ fn wrong_request_is_refused_in_the_extenders_words() -> Result<()> {
     Ok(())
 }
 
-/// What a pod is, and a part of what it is told.
+/// A pod, and a part of its refusal.
 fn others() -> Vec<(Value, &'static str)> {
     let one = |notes: Value, container: Value| pod(notes, json!([container]));
     let env = |name: &str, value: &str| json!([{ "name": name, "value": value }]);

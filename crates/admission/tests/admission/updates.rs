@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{Site, asks, pod};
 
-/// What is said of a pod whose annotations were `before` and become `after`.
+/// The refusal of a pod whose annotations were `before` and become `after`; empty if none.
 fn change(site: &Site, before: Value, after: Value, bound: bool, resizes: bool) -> String {
     let of = |notes: Value| {
         let mut pod = pod(notes, json!([asks("a", "4096")]));
@@ -61,7 +61,7 @@ fn pod_that_waits_may_change_its_mind_within_the_rules() -> Result<()> {
             json!({ names::ENFORCE: "driver", names::POLICY: "spread" }),
             "",
         ),
-        // What an older rule let in stays.
+        // A value that an older rule accepted stays.
         (
             json!({ names::POLICY: "best" }),
             json!({ names::POLICY: "best", "team": "a" }),

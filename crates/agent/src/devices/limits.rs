@@ -1,5 +1,5 @@
-//! The driver's limits of memory by cgroup: what the loop wants to know of them or to be set, and the calls by
-//! which NVML does so, which the wrapper lacks.
+//! The driver's limits of memory by cgroup: the limits that the loop wants to read or to set, and their calls. The
+//! wrapper lacks these calls of NVML.
 #![allow(unsafe_code, reason = "C functions that the wrapper lacks")]
 
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ const MAX_PAUSE: u32 = 60;
 /// Whose cgroup it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
-    /// All of a pod's containers, by the name that the pod's cgroup bears.
+    /// All of a pod's containers, by the name of the pod's cgroup.
     Pod(Arc<str>),
     /// A container's, by its id.
     Container(Arc<str>),
@@ -43,11 +43,12 @@ pub struct Ask {
     pub uuid: String,
     /// Whose.
     pub of: Group,
-    /// What it is to be set to, where the agent sets limits. [`WHOLE`] raises the limit that it has, if it has one.
+    /// The limit to set, where the agent sets limits. [`WHOLE`] raises the present limit of the cgroup, if there is
+    /// one.
     pub set: Option<Mib>,
 }
 
-/// What is to be read with every look at the cards.
+/// The tasks of every look at the cards: limits to read or to set, and MIG instances to make.
 #[derive(Debug, Default)]
 pub struct Wanted {
     asks: Mutex<Arc<[Ask]>>,
@@ -107,16 +108,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Cgroups {
     root: PathBuf,
     known: HashMap<Group, Lookup>,
-    /// What the driver said last to who would set a limit, where it refused.
+    /// The driver's last error code for each limit that it refused.
     refused: HashMap<(Group, String), u32>,
 }
 
-/// What came of looking a cgroup up: that may mean reading all of the host's directories.
+/// The result of a search for a cgroup. The search may have to read all of the host's cgroup directories.
 #[derive(Debug)]
 enum Lookup {
-    /// One of these bears the limit; the other need not be there.
+    /// One of these has the limit; the other may be absent.
     Found([PathBuf; 2]),
-    /// It was not there; it is looked up again after so many looks, and if it is still missing after twice as many.
+    /// It was not there. It is looked up again once `left` looks have passed. If it is still missing then, `pause`
+    /// doubles.
     Missed { left: u32, pause: u32 },
 }
 
@@ -161,7 +163,7 @@ impl Cgroups {
         }
     }
 
-    /// Says it once where the driver refuses a limit.
+    /// Warns once where the driver refuses a limit.
     fn settled(&mut self, ask: &Ask, limit: Mib, code: u32) {
         let key = (ask.of.clone(), ask.uuid.clone());
         let before = match code {
@@ -183,29 +185,30 @@ impl Cgroups {
     }
 }
 
-/// The limit of a container on a card, in bytes, and what it uses there.
+/// The limit of a container on a card, and its use there, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The card.
     pub uuid: String,
     /// The container's id.
     pub container: Arc<str>,
-    /// As the driver told it; none if it has none.
+    /// The limit that the driver reports; none if the container lacks one.
     pub bytes: Option<u64>,
-    /// What all of its processes use, contexts included: as the driver told it or, where it told of no
+    /// The memory of all of its processes, contexts included. The driver reports it or, where the driver knows of no
     /// limit, the kernel.
     pub used: Option<u64>,
 }
 
-/// What the driver says of a cgroup on a card, in bytes.
+/// The driver's answer about a cgroup on a card, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
     limit: Option<u64>,
     used: Option<u64>,
 }
 
-/// Asks for each that is wanted, after setting what is to be set; what cannot be told now, as the container has
-/// ended, is left out. The cards say what is free, and where each is on the PCI bus, by which the kernel names it.
+/// Reads each wanted limit, after setting the limits that are to be set. It leaves out limits that cannot be read now,
+/// for example of a container that has ended. `cards` show the free memory, and the place of each card on the PCI bus,
+/// by which the kernel names it.
 pub(super) fn read<'a, 'n: 'a>(
     wanted: &Wanted,
     cards: &[Card],
@@ -263,8 +266,8 @@ fn held(told: &[Told]) -> Option<u64> {
     told.iter().filter_map(|told| told.limit).min()
 }
 
-/// The limit to set now, if it is not what holds. One that holds already is raised to no more than what is free
-/// on the card: its neighbours are not to lose at once what they might use.
+/// The limit to set now, if it differs from the present limit. A present limit rises at most to the memory in use below
+/// it plus the card's free memory. So the neighbours do not lose at once memory that they might use.
 fn step(wish: Mib, told: &[Told], card: &Card) -> Option<Mib> {
     let memory = card.memory?;
     let now = held(told);
@@ -289,7 +292,7 @@ fn step(wish: Mib, told: &[Told], card: &Card) -> Option<Mib> {
     (limit != now).then_some(limit)
 }
 
-/// What the kernel's dmem controller says that a cgroup uses of the card at this place of the bus.
+/// The memory that a cgroup uses of the card at this place of the bus, by the kernel's dmem controller.
 fn used_of(cgroup: &Path, bus: &str) -> Option<u64> {
     // NVML writes 00000000:3B:00.0 where the kernel writes 0000:3b:00.0.
     let bus = bus.to_ascii_lowercase();
@@ -317,7 +320,7 @@ struct Hold {
 type Set = unsafe extern "C" fn(*mut c_void, *mut Hold) -> u32;
 type Get = unsafe extern "C" fn(*mut c_void, *mut Limits) -> u32;
 
-/// What the driver says of a cgroup on a card: its code, and the limits.
+/// The driver's answer about a cgroup on a card: NVML's code, and the limits.
 fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, Limits)> {
     let path = CString::new(cgroup.as_os_str().as_bytes()).ok()?;
     let mut limits = Limits {
@@ -338,7 +341,7 @@ fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, Limits)>
     Some((code, limits))
 }
 
-/// Has the driver hold a cgroup to so many bytes of a card, and keep nothing for it; NVML's code.
+/// Makes the driver limit a cgroup to `bytes` of a card, without a reserve for it. Returns NVML's code.
 fn hold(nvml: &Nvml, device: &Device<'_>, cgroup: &Path, bytes: u64) -> u32 {
     let Ok(path) = CString::new(cgroup.as_os_str().as_bytes()) else {
         return INVALID_ARGUMENT;
@@ -368,7 +371,7 @@ pub(super) fn can_limit(nvml: &Nvml, device: &Device<'_>) -> bool {
     said.is_some_and(|(code, _)| code != NOT_SUPPORTED && code != FUNCTION_NOT_FOUND)
 }
 
-/// What the driver says of a cgroup on a card; none if it cannot tell.
+/// The limit and the use of a cgroup on a card, by the driver; none if the call fails.
 fn told_of(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<Told> {
     let (limit, used) = match get(nvml, device, cgroup)? {
         (SUCCESS, limits) => (

@@ -30,14 +30,15 @@ pub(super) struct Card<'a, 'n> {
     pub(super) device: &'a Device<'n>,
 }
 
-/// A profile, those that no pod gets included, and NVML's id for it.
+/// A profile and NVML's id for it. Special profiles, which pods do not get, are included.
 struct Known {
     id: c_uint,
     profile: Profile,
 }
 
 impl Known {
-    /// With a media engine or for graphics, or without what others have: such are made by hand.
+    /// True for a profile with a media engine or for graphics, or without a part that others have. People make such
+    /// instances by hand.
     fn is_special(&self) -> bool {
         self.profile.name.contains(['+', '-'])
     }
@@ -113,7 +114,7 @@ impl Card<'_, '_> {
         let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
         let mut places = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; 64];
         let mut count = 64;
-        // SAFETY: there is room for as many as `count` says, and the call writes no more.
+        // SAFETY: there is room for `count` entries, and the call writes no more.
         let code = unsafe {
             let handle = self.device.handle();
             match list(handle, profile, null_mut(), &mut count) {

@@ -43,8 +43,8 @@ pub struct NvmlDevices {
 }
 
 impl NvmlDevices {
-    /// Looks for the library in `dirs` first; reads again after `refresh` what hardly changes, and the limits
-    /// that are `wanted` every time.
+    /// Looks for the library in `dirs` first. After `refresh`, it reads again the properties that hardly change. It
+    /// reads the `wanted` limits every time.
     #[must_use]
     pub fn new(dirs: Vec<PathBuf>, refresh: Duration, wanted: Arc<Wanted>) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Reads again what hardly changes.
+    /// Reads again the properties that hardly change.
     fn refresh(&mut self) -> Result<(), DeviceError> {
         self.opened = Instant::now();
         self.count = self.nvml.device_count().map_err(driver)?;
@@ -268,7 +268,7 @@ fn faults(uuid: &str, set: &EventSet<'_>) -> Vec<Fault> {
         .collect()
 }
 
-/// The card, or its MIG instances, with what hardly changes.
+/// The card, or its MIG instances, with the properties that hardly change.
 fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(Device<'a>, Card)> {
     let uuid = match device.uuid() {
         Ok(uuid) => uuid,
@@ -355,8 +355,8 @@ fn place(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Place {
     }
 }
 
-/// How many NVLinks join the card to `other`: those that end there or, through switches, all
-/// that are up.
+/// The number of NVLinks that join the card to `other`: the links that end there or, through switches, all active
+/// links.
 fn nvlinks_to(device: &Device<'_>, other: &Device<'_>, links: &[bool]) -> usize {
     let joined = device.p2p_status(other, P2pCapabilitiesIndex::NvLink);
     if !joined.is_ok_and(|status| status == P2pStatus::Ok) {
@@ -374,7 +374,7 @@ fn nvlinks_to(device: &Device<'_>, other: &Device<'_>, links: &[bool]) -> usize 
     }
 }
 
-/// The card with what changes.
+/// The card with the properties that change.
 fn now(device: &Device<'_>, fixed: &Card) -> Card {
     let (memory, failure) = match device.memory_info() {
         Ok(info) => {
@@ -400,7 +400,7 @@ fn now(device: &Device<'_>, fixed: &Card) -> Card {
     }
 }
 
-/// All processes of the card, each once. An error if the driver cannot tell or tells nonsense.
+/// All processes of the card, each once. An error if the driver does not list them or lists nonsense.
 fn processes(device: &Device<'_>, memory: Option<Memory>) -> Result<Vec<Process>, NvmlError> {
     let compute = again(|| device.running_compute_processes())?;
     let graphics = optional(again(|| device.running_graphics_processes()))?;

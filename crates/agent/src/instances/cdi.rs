@@ -1,4 +1,4 @@
-//! CDI specifications, by which containers' runtimes find what the agent made.
+//! CDI specifications, by which containers' runtimes find the instances that the agent made.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ impl Places {
         };
         let mut nodes = Vec::new();
         let minor = card.minor.unwrap_or_default();
-        // With its number: where the driver is in a container, the host has no such file.
+        // With its number: where the driver is in a container, the host lacks such a file.
         nodes.push(json!({
             "path": format!("/dev/nvidia{minor}"), "type": "c", "major": GPUS, "minor": minor,
         }));
@@ -76,7 +76,8 @@ impl Places {
             .ok()
     }
 
-    /// What every container with a GPU of NVIDIA gets: libraries, control devices and hooks, by the toolkit's own file.
+    /// The edits that every container with a GPU of NVIDIA gets, from the toolkit's own file: libraries, control
+    /// devices and hooks.
     pub(super) fn base(&self) -> Result<Value, Problem> {
         let folders = self.cdi.iter();
         let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok());

@@ -15,7 +15,7 @@ use crate::shares::CardUse;
 use super::{Seen, State, Tracked, ceil, floor, shortened};
 
 impl State {
-    /// Takes in what the reading shows of a card.
+    /// Takes in the reading of a card.
     pub(super) fn see(
         &mut self,
         card: &Card,
@@ -92,7 +92,7 @@ impl State {
         match (card.memory, before) {
             (Some(memory), _) => {
                 let total = floor(memory.total);
-                // What is reserved rounds up, but never above what there is.
+                // The reserve rounds up, but never above the total.
                 (total, ceil(memory.reserved).min(total))
             }
             (None, Some(known)) if !is_unified(card) => {
@@ -103,7 +103,7 @@ impl State {
         }
     }
 
-    /// What each pod uses of the card, now and in its history.
+    /// The memory that each pod uses of the card, now and in its history.
     fn uses(&mut self, card: &Card, used: &CardUse, pods: &NodePods, now: Now) -> Vec<PodUse> {
         let uids: BTreeSet<&Arc<str>> = used.pods.keys().map(|(uid, _)| uid).collect();
         let uses = uids.into_iter().take(1024).map(|uid| {

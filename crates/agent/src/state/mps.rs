@@ -1,6 +1,8 @@
-//! GPUs that pods share through NVIDIA's MPS, and why such a GPU, or one whose compute mode forbids it, takes no pods.
+//! GPUs that pods share through NVIDIA's MPS, and the reasons why such a GPU does not get pods. The compute mode can
+//! close a GPU, too.
 //!
-//! MPS fails open: a program that finds no control daemon runs beside it, and nothing limits its compute or memory.
+//! MPS fails open: a program that does not find a control daemon runs without MPS, and nothing limits its compute or
+//! memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use crate::shares::CardUse;
 use super::State;
 
 impl State {
-    /// What the control daemon of MPS answered: why no client could start now, if so.
+    /// Takes in the answer of MPS's control daemon: the reason why clients could not start now, if there is one.
     pub fn heard_of_mps(&mut self, fails: Option<String>) {
         if self.mps_fails != fails {
             match &fails {
@@ -23,13 +25,13 @@ impl State {
         self.mps_fails = fails;
     }
 
-    /// MIG instances have no MPS here.
+    /// True if the card is shared through MPS. MIG instances do not use MPS here.
     pub(super) fn has_mps(&self, card: &Card) -> bool {
         self.settings.mps && card.place.parent.is_none() && card.on_demand.is_none()
     }
 
-    /// The pods with a share of the card's compute that a process was seen to use beside MPS, now and at the look before: one that
-    /// has just started may not be known as a client yet.
+    /// The pods with a share of the card's compute and a process there that bypasses MPS, now and at the look before. A
+    /// process that has just started may not be known as a client yet.
     pub(super) fn past_mps(
         &self,
         card: &Card,
@@ -48,8 +50,8 @@ impl State {
         lasting.filter(has_share).cloned().collect()
     }
 
-    /// Why the card takes no pods, if it should have MPS and has not, or if its compute mode admits no further process. Behind
-    /// MPS all pods are one.
+    /// The reason why the card does not get pods. It should have MPS but lacks it, or its compute mode does not admit
+    /// another process. Behind MPS, all pods are one process.
     pub(super) fn closed(
         &self,
         card: &Card,

@@ -1,4 +1,4 @@
-//! What of a report does not wait for the next heartbeat.
+//! Changes of a report that do not wait for the next heartbeat.
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_pack::Mib;
@@ -7,7 +7,7 @@ use super::State;
 use crate::pods::NodePods;
 
 impl State {
-    /// True if `new` tells a scheduler something that it should not wait a heartbeat for.
+    /// True if `new` has a change for which a scheduler should not wait until the next heartbeat.
     #[must_use]
     pub fn is_news(&self, old: &GpuNodeStatus, new: &GpuNodeStatus, pods: &NodePods) -> bool {
         let taken = |gpu: &Gpu| {

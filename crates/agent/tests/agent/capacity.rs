@@ -1,4 +1,4 @@
-//! The node's capacity against those who subtract from it: kube-scheduler, and a kubelet that starts.
+//! The node's capacity against the components that subtract from it: kube-scheduler, and a kubelet that starts.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use serde_json::json;
 struct Asks {
     /// MiB that kube-scheduler and kubelet count.
     requested: u64,
-    /// What it was assigned: cards and the MiB on each.
+    /// Its assignment: cards and the MiB on each.
     assigned: Vec<(&'static str, u64)>,
     accepted: bool,
     ended: bool,
@@ -213,7 +213,7 @@ fn a_restarted_agent_waits_as_long() {
     }
 }
 
-/// What the watch has yet to show is in the list that is asked for before less is written.
+/// A pod that the watch has yet to show is in the list that the agent requests before it writes less.
 #[test]
 fn it_does_not_shrink_below_a_bind_under_way() {
     let mut it = Capacity::new(Duration::ZERO, Some(cards(&[("a", 100), ("b", 100)])));
@@ -239,7 +239,7 @@ fn asks() -> impl Strategy<Value = Asks> {
         let sum: u64 = charges.values().sum();
         let requested = if sum == 0 { stray } else { sum };
         Asks {
-            // What no kubelet would take in.
+            // An amount that no kubelet would accept.
             requested: strange.filter(|_| sum == 0).unwrap_or(requested),
             assigned: charges.into_iter().collect(),
             accepted: flags.0 && strange.is_none(),
@@ -262,8 +262,8 @@ fn counted(list: &[Asks]) -> impl Iterator<Item = &Asks> {
 }
 
 proptest! {
-    /// Kube-scheduler subtracts what bound pods ask for. What is left is the room of the present
-    /// cards, whatever has vanished and whichever pods came without an assignment.
+    /// Kube-scheduler subtracts the requests of bound pods. The rest is the room of the present cards, whatever has
+    /// vanished and whichever pods came without an assignment.
     #[test]
     fn what_kube_scheduler_sees_free_is_free_on_present_cards(
         cards in some_cards(), list in vec(asks(), 0..8),
@@ -284,8 +284,8 @@ proptest! {
         prop_assert_eq!(capacity - taken, free);
     }
 
-    /// However cards and pods come and go, the node says no less than its kubelet has accepted, and no
-    /// pod that it has not accepted makes the node say more.
+    /// However cards and pods come and go, the node reports at least the amount that its kubelet has accepted. A pod
+    /// that it has not accepted does not raise the reported amount.
     #[test]
     fn it_never_says_less_than_a_kubelet_has_accepted(
         steps in vec((0..100u64, some_cards(), vec(asks(), 0..6)), 1..30),

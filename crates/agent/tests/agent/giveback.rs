@@ -33,7 +33,7 @@ fn demand(second: u64) -> NodePods {
     pods(&[asked("True", Action::KillProcess.word(), second)])
 }
 
-/// What ends of these processes of the card at this second.
+/// The processes of the card that are ended at this second.
 fn ended(give_back: &mut GiveBack, pods: &NodePods, second: u64, list: &[Process]) -> Vec<Target> {
     let host = Host::new(&machine(vec![Gpu {
         processes: list.to_vec(),
@@ -86,7 +86,7 @@ fn a_demand_is_met_once_a_minute_while_the_pod_is_over_its_request() {
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 2, &over())), [2]);
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 3, &over())), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 4, &over())), [2]);
-    // The program began its next process before that one was gone: the demand is the same.
+    // The program began its next process before that one was gone: the demand has not changed.
     let next = [process(1, 1000), process(3, 4000)];
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 63, &next)), NO_PID);
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 64, &next)), [3]);
@@ -250,7 +250,7 @@ async fn a_process_that_does_not_listen_is_killed() {
         .args(["-c", deaf])
         .stdout(std::process::Stdio::piped());
     let mut own = Own(child.spawn().unwrap());
-    // It has said that it does not listen.
+    // The line on its output shows that it ignores the signal.
     let mut line = [0];
     let mut said = own.0.stdout.take().unwrap();
     std::io::Read::read_exact(&mut said, &mut line).unwrap();

@@ -7,7 +7,7 @@ use gpustow_agent::state::State;
 
 use crate::support::{Host, at, h100, machine, pods, present, settings, state, status_of, take};
 
-/// What the report says of the first card.
+/// The health and the reason of the first card in the report.
 fn first(state: &State) -> (bool, Option<String>) {
     let gpu = status_of(state, &pods(&[])).gpus.remove(0);
     (gpu.healthy, gpu.reason)
@@ -283,7 +283,7 @@ fn an_agent_that_starts_without_a_driver_brings_no_vanished_card_back() {
     assert_eq!(present(&after), 81_559 - 480);
 }
 
-/// What the host's clock says at a second of the agent's life.
+/// The clock at a second of the agent's life, when the host's clock is set to `wall`.
 fn set_to(second: u64, wall: u64) -> Now {
     Now {
         wall: at(wall).wall,
@@ -312,7 +312,7 @@ fn a_step_of_the_hosts_clock_ends_no_probation_and_forgets_no_card() {
     }
 }
 
-/// An agent that starts knows of the time before its life what the host's clock says, and no more.
+/// An agent that starts knows the time before its life only from the host's clock.
 #[test]
 fn a_fault_that_is_yet_to_come_was_just_now() {
     let (host, mut before, none) = (host(), state(), pods(&[]));

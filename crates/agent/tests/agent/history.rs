@@ -17,7 +17,7 @@ fn host() -> Host {
     host
 }
 
-/// What is reported at this second if the pod's process then uses so much, and works so hard.
+/// The report at this second if the pod's process then uses so much, and works so hard.
 fn report(
     host: &Host,
     state: &mut State,

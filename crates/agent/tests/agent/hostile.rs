@@ -1,4 +1,4 @@
-//! Files that say what no driver says: the agent reports what can be, and goes on.
+//! Files with values that no driver reports: the agent reports the possible ones, and goes on.
 
 use fake_nvml::{Event, Gpu, Kind, Machine, Mig, Near, Process};
 use gpustow_agent::processes::Who;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::support::{Host, at, pod, pods, state, status_of, take};
 
-/// What the API server takes as an amount of MiB.
+/// The largest amount of MiB that the API server accepts.
 const MAX_MIB: u64 = 16_777_216;
 
 /// Twice: a report comes of it that the API server takes.

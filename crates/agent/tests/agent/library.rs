@@ -1,4 +1,4 @@
-//! What the agent reads through the library's C functions.
+//! The values that the agent reads through the library's C functions.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -81,7 +81,7 @@ impl Node {
         path
     }
 
-    /// What NVIDIA's hook does.
+    /// Sets a limit as NVIDIA's hook does.
     fn set(&self, cgroup: &Path, mib: u64) {
         let limit = fake_nvml::Limit {
             gpu: "GPU-0".to_owned(),
@@ -92,8 +92,8 @@ impl Node {
         Limits::beside(&self.host.file()).set(limit).unwrap();
     }
 
-    /// A look that shows what to ask, and one that asks it; what the report then says of limits on the
-    /// cards, and the condition.
+    /// Looks twice: the first look finds the questions for the driver, the second asks them. Returns the report's words
+    /// about limits on the cards, and its condition.
     pub(crate) fn look(&mut self) -> (Vec<String>, Option<(String, String)>) {
         for _ in 0..2 {
             self.host.sample(&mut self.state, &self.pods, at(1));
@@ -256,7 +256,7 @@ fn a_container_without_its_limit_is_told_of_and_its_node_takes_no_other_until_on
     assert_eq!(node.look(), (both("Holds"), says("True", "Held")));
 }
 
-/// Of what one card's container uses the report says so much, and the metrics the same beside its limit.
+/// The use of one card's container in the report, with an equal use in the metrics, and its limit there.
 fn used(node: &Node) -> (u64, u64) {
     let status = node.state.status(&node.pods);
     let mib = status.gpus[0].pods[0].used_mib;

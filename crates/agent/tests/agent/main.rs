@@ -1,5 +1,4 @@
-//! The agent on `fake-nvml`, loaded as it loads the real library, and its decisions on what it
-//! reads there.
+//! The agent on `fake-nvml`, loaded as it loads the real library, and its decisions on the values that it reads there.
 
 #![allow(
     clippy::unwrap_used,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Host, UID, at, h100, machine, pod, pods, process, state};
 
-/// Calls that make an instance, in their order, and those that end one.
+/// Calls that make an instance, in their order, and calls that end one.
 const MAKE: [&str; 2] = [
     "nvmlDeviceCreateGpuInstanceWithPlacement",
     "nvmlGpuInstanceCreateComputeInstance",
@@ -133,7 +133,7 @@ impl Node {
         self.places.cdi[0].join(format!("gpustow-mig-{UID}.json"))
     }
 
-    /// Profile and first slice of each instance, those without a compute instance in brackets.
+    /// Profile and first slice of each instance. Instances without a compute instance are in brackets.
     fn there(&self) -> Vec<String> {
         let all = &self.machine().gpus[0].mig;
         let text = |it: &Mig| match it.bare {
@@ -185,7 +185,7 @@ fn a_card_in_mig_mode_is_shown_with_its_profiles_and_the_instances_of_others() {
     // Seven slices of an eighth of the largest profile.
     assert_eq!(gpu.capacity(gpustow_pack::Mib(100)).0, 7 * 10_112);
     assert!(gpu.healthy, "{:?}", gpu.reason);
-    // Slices that were taken, and those that are free again, do not wait for a heartbeat.
+    // Taken slices, and slices that are free again, do not wait for a heartbeat.
     let before = state.status(&none());
     let bound = pods(&[isolated(4)]);
     node.looks(Some(&bound));
@@ -308,7 +308,7 @@ fn instances_of_others_are_never_changed() {
         assert_eq!(node.machine(), before);
         assert!(!node.specification().exists());
     }
-    // After a reboot there are no notes, and what has the pod's place is another's.
+    // After a reboot there are no notes, and an instance in the pod's place is another's.
     let mut node = Node::new(&divided(vec![]));
     node.looks(Some(&bound));
     std::fs::remove_dir_all(&node.places.records).unwrap();

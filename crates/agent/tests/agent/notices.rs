@@ -1,4 +1,4 @@
-//! What users are told, and how often.
+//! The notices for users, and how often they come.
 
 use std::time::Duration;
 
@@ -319,7 +319,7 @@ fn pod_whose_gpu_is_replaced_divided_or_made_whole_is_told_once_to_be_deleted() 
             "{told:?}"
         );
         assert!(!scene.reasons(&mine, 20).contains(&"GpuGone"));
-        // One on a GPU that stays is told nothing.
+        // A pod on a GPU that stays gets no notice.
         let others = pods(&[pod(&[("GPU-1", 100)])]);
         assert!(!scene.reasons(&others, 30).contains(&"GpuGone"));
     }

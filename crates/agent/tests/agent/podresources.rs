@@ -97,8 +97,8 @@ fn cards() -> [Card; 4] {
     })
 }
 
-/// Asks a server that answers every call with this body and gRPC status: which cards are held, by
-/// which pod and through what.
+/// Asks a server that answers every call with this body and gRPC status. Returns the held cards, each with the pod and
+/// the means by which the pod holds it.
 async fn ask(body: Vec<u8>, status: &'static str) -> Result<HashMap<String, String>, String> {
     ask_with(body, status, &[]).await
 }
@@ -116,7 +116,7 @@ async fn ask_with(
     Ok(held.collect())
 }
 
-/// The same with what claims consume.
+/// As [`ask`], with the memory that claims consume.
 async fn held_with(
     body: Vec<u8>,
     status: &'static str,
@@ -266,7 +266,7 @@ async fn cards_of_claims_are_found_by_what_their_drivers_publish() {
     }
 }
 
-/// Parts of GPUs, and what cannot be told, are held whole.
+/// Parts of GPUs, and devices that cannot be identified, are held whole.
 #[tokio::test]
 async fn claims_hold_what_their_status_says_and_whole_cards_without_it() {
     let device = |name: &str, uuid: &str, parent: Option<&str>| json!({ "name": name, "attributes": { "uuid": { "string": uuid }, "parentUUID": { "string": parent } } });

@@ -1,4 +1,4 @@
-//! Whose memory a report says it is, and when it is worth a write.
+//! Whose memory a report names, and when it is worth a write.
 
 use fake_nvml::{Gpu, Process};
 use gpustow_agent::claims::Held;
@@ -341,7 +341,7 @@ fn nothing_that_a_driver_says_is_refused_by_the_api_server() {
 
 #[test]
 fn a_capture_of_real_hardware_has_the_capacity_that_it_should() {
-    // Totals and reserves as real drivers told them.
+    // Totals and reserves as real drivers reported them.
     let captured = [(15_360, 448), (46_068, 609), (81_559, 480), (284_208, 947)];
     let gpus = captured
         .iter()

@@ -12,7 +12,7 @@ use gpustow_agent::sampler::Sampler;
 
 use crate::support::{Host, h100, machine};
 
-/// Bound on what comes with one of the next samples.
+/// Bound on an event that comes with one of the next samples.
 const SOON: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_millis(5);
 
@@ -21,7 +21,7 @@ fn follow(dir: PathBuf) -> Arc<Sampler> {
     Sampler::start(Box::new(devices), PERIOD).unwrap()
 }
 
-/// The first sample that `is` accepts; what was seen last if none does.
+/// The first sample that `is` accepts. It panics with the last sample if none is accepted.
 async fn sees(sampler: &Sampler, is: impl Fn(&Result<Reading, DeviceError>) -> bool) -> Reading {
     let mut last = None;
     let seen = tokio::time::timeout(SOON, async {
@@ -97,7 +97,7 @@ async fn a_card_that_was_lost_and_is_reset_returns() {
     sees(&sampler, shows(2)).await;
     let error = 15;
     host.shows(&machine(vec![Gpu { error, ..h100(0) }, h100(1)]));
-    // Told as lost until the library is opened again, which does not show it at all.
+    // The card is reported as lost until the library is opened again, which then does not show it at all.
     sees(&sampler, shows(1)).await;
     host.shows(&machine(vec![h100(0), h100(1)]));
     sees(&sampler, shows(2)).await;

@@ -1,4 +1,4 @@
-//! Limits that the agent sets itself, and those of pods that run.
+//! Limits that the agent sets itself, and limits of running pods.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) const SETTING: Means = Means {
     cgroup2: true,
 };
 
-/// What the driver holds of the first card, by cgroup, the pod's own first.
+/// The limits that the driver holds for the first card, by cgroup, the pod's own first.
 fn held(node: &Node) -> Vec<u64> {
     let mut all = Limits::beside(&node.host.file()).all().unwrap();
     all.retain(|limit| limit.gpu == "GPU-0");
@@ -26,7 +26,7 @@ fn held(node: &Node) -> Vec<u64> {
     all.iter().map(|limit| limit.hard / MIB).collect()
 }
 
-/// What pods are told, in some looks, of limits that have changed.
+/// The notes that pods get, in some looks, about limits that have changed.
 fn changes(notices: &mut Notices, node: &mut Node, second: u64) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..3 {
@@ -70,7 +70,7 @@ fn an_agent_that_sets_limits_sets_the_pods_before_its_containers_and_has_them_fo
         "its first is no change"
     );
 
-    // Others use most of the card: no more than what is free.
+    // Other processes use most of the card: the limit is the free memory.
     let full = Gpu {
         processes: vec![process(9, 65_000)],
         ..h100(0)

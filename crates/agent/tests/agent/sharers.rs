@@ -1,4 +1,4 @@
-//! What other GPU sharers promised to pods of the node counts as taken.
+//! Memory that other GPU sharers promised to pods of the node counts as taken.
 
 use fake_nvml::Gpu;
 use gpustow_agent::metrics::Metrics;
@@ -108,7 +108,7 @@ fn promises_of_each_sharer_are_taken_before_they_are_used() {
     }
 }
 
-/// MiB by who gave them out, as the metrics of a GPU say.
+/// MiB by the sharer that gave them out, from the metrics of a GPU.
 fn held(pod: &Pod, used: u64) -> Vec<(String, u64)> {
     let host = Host::new(&machine(vec![Gpu {
         processes: vec![process(1, used)],

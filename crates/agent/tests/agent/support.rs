@@ -1,4 +1,4 @@
-//! A machine without a GPU: the library in a folder of its own, and a `/proc` beside it.
+//! A machine without a GPU: the library in a folder of its own, and a `/proc` next to it.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -90,7 +90,7 @@ impl Host {
         Ok(seen.unwrap())
     }
 
-    /// What the state makes of a fresh reading.
+    /// Passes a fresh reading to the state.
     pub(crate) fn sample(&self, state: &mut State, pods: &NodePods, now: Now) -> Vec<String> {
         let mut processes = Processes::new(self.proc());
         take(state, self.read(), pods, now, |pid| processes.who(pid))

@@ -38,7 +38,7 @@ fn the_written_form_is_this() {
     assert_eq!(Assignment::decode(expected), Ok(sample()));
 }
 
-/// What was written before there was the field, and what the first version then made of one more.
+/// An annotation of a version without the field `exclusive`, and an annotation with an unknown field, are readable.
 #[test]
 fn an_assignment_that_does_not_say_whether_it_is_exclusive_is_read() {
     let old = r#"{"version":1,"gpus":[{"uuid":"GPU-a","mib":1}],"containers":{}}"#;

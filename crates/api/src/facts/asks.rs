@@ -4,16 +4,16 @@ use gpustow_pack::{Claim, Request};
 
 use crate::BadRequest;
 
-/// Most pods of a cluster ask for no GPU memory: they share what is empty.
+/// Most pods of a cluster do not request GPU memory: they share this empty value.
 static NO_REQUEST: LazyLock<Arc<Request>> = LazyLock::new(Arc::default);
 
-/// What a pod asks for. Other crates make it of a request with [`Asks::of`] alone.
+/// The request of a pod. Other crates make it only with [`Asks::of`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asks {
-    /// No GPU memory: the request has no claims, and says what the pod asks of its host.
+    /// No GPU memory: the request is without claims, and lists the pod's request of its host.
     #[non_exhaustive]
     Nothing(Arc<Request>),
-    /// What cannot be honoured.
+    /// An invalid request.
     Unreadable(BadRequest),
     /// GPU memory: the request has claims.
     #[non_exhaustive]
@@ -26,7 +26,7 @@ impl Asks {
         Self::Nothing(NO_REQUEST.clone())
     }
 
-    /// What a pod with this request asks for.
+    /// The request of a pod as an `Asks`.
     #[must_use]
     pub fn of(request: impl Into<Arc<Request>>) -> Self {
         match request.into() {
@@ -62,7 +62,7 @@ impl Asks {
         self.request().map_or(&[], |request| &request.claims)
     }
 
-    /// True if the pod asks for no GPU memory, false if that cannot be told.
+    /// True if the pod does not request GPU memory, false if its request is unreadable.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing(_))

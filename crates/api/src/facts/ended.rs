@@ -10,8 +10,7 @@ pub(super) fn has_ended(status: Option<&PodStatus>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// True if the status says of every container of the spec that it is terminated. A container of
-/// which the status says nothing may be running.
+/// True if the status reports every container of the spec as terminated. A container without a status may be running.
 pub(super) fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
     let (Some(spec), Some(status)) = (spec, status) else {
         return false;

@@ -1,4 +1,4 @@
-//! What a pod's metadata says of its end, of what comes after it, and of what it stands for.
+//! The facts in a pod's metadata about its end, its replacement, and the pods that it stands for.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What gpustow keeps of a Node.
+//! The fields of a Node that gpustow keeps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::gpunode::Gpu;
 use crate::intree::{self, Label, PREFER_NO_SCHEDULE, Taint};
 use crate::{names, quantity};
 
-/// A Node, reduced to what scheduling needs.
+/// A Node, reduced to the fields that scheduling needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
     /// `metadata.name`.
@@ -19,7 +19,7 @@ pub struct NodeFacts {
     pub cpu_milli: u64,
     /// Allocatable host memory.
     pub ram: Bytes,
-    /// Allocatable pods, where the node says so.
+    /// Allocatable pods, if the node reports them.
     pub pods: Option<u64>,
     /// Keys and values of `PreferNoSchedule` taints.
     pub prefer_no_schedule: Vec<(Box<str>, Box<str>)>,
@@ -29,9 +29,9 @@ pub struct NodeFacts {
     pub labels: Box<[Arc<Label>]>,
     /// `spec.unschedulable`.
     pub cordoned: bool,
-    /// What [`names::CORDONED_GPUS`] lists, in order: UUIDs, if its author made no error.
+    /// The entries of [`names::CORDONED_GPUS`], in order: UUIDs, if its author made no error.
     pub cordoned_gpus: Box<[Box<str>]>,
-    /// When its kubelet last said how it is, by the node's clock: seconds since 1970.
+    /// The last heartbeat of its kubelet, by the node's clock: seconds since 1970.
     pub heartbeat: Option<i64>,
 }
 
@@ -82,8 +82,8 @@ impl NodeFacts {
         }
     }
 
-    /// True if an administrator lets the GPU, or the one of which this is a MIG instance, take no new
-    /// pods.
+    /// True if an administrator cordoned the GPU, or the GPU of which this is a MIG instance. A cordoned GPU does not
+    /// get new pods.
     #[must_use]
     pub fn cordons(&self, gpu: &Gpu) -> bool {
         let listed = |uuid: &str| {

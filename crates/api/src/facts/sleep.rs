@@ -1,4 +1,4 @@
-//! Pods that do not need now and then what they requested, such as servers of a model that sleeps.
+//! Pods that at times do not need their requested memory, such as servers of a model that sleeps.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -7,7 +7,7 @@ use strum::{EnumString, IntoStaticStr};
 use super::PodFacts;
 use crate::names;
 
-/// What a pod says of the memory that it requested ([`names::ASLEEP`]), and what it was told.
+/// A pod's statement about its requested memory ([`names::ASLEEP`]), and the extender's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleep {
     /// Others may borrow all that it does not use. Else it needs all that it requested.
@@ -28,7 +28,7 @@ pub enum Memory {
 }
 
 impl PodFacts {
-    /// Does it do without what it requested and does not use?
+    /// Can the pod do without the part of its request that it does not use?
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.sleep.is_some_and(|sleep| sleep.asleep)

@@ -113,7 +113,7 @@ fn a_limit_that_cannot_be_is_refused_with_the_mend() {
     }
 }
 
-/// A pod that only a file says is judged before admission has written into it.
+/// A pod that exists only in a file is judged before admission has written into it.
 #[test]
 fn a_pod_that_was_made_bears_what_the_hook_reads() {
     let literal = |name: &str, value: &str| json!({ "name": name, "value": value });

@@ -1,4 +1,4 @@
-//! What annotations say of the GPUs that a pod may get. The policies judge by the same rules
+//! The rules in annotations for the GPUs that a pod may get. The policies judge by the same rules
 //! (`crates/policies/policies/rules-validations.yaml`).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ const MAX_KEY: usize = 63;
 /// Can this pod get a MIG instance of its own?
 ///
 /// # Errors
-/// What it requests beside that, or that it would not start again.
+/// The field that excludes a MIG instance: another request for GPUs, or a restart policy that does not start the pod
+/// again.
 pub(super) fn may_be_isolated(request: &Request, spec: &PodSpec) -> Result<(), BadRequest> {
     let bad = |problem: &str| {
         Err(BadRequest {
@@ -94,7 +95,7 @@ fn uuids(value: &str) -> Result<Vec<Box<str>>, String> {
     })
 }
 
-/// What is between the commas, without the blanks around it.
+/// The entries between the commas, without the blanks around them.
 fn entries(
     value: &str,
     begins: impl Fn(u8) -> bool,
@@ -124,7 +125,7 @@ fn group(value: &str) -> Result<String, String> {
     }
 }
 
-/// As the policies shorten what they quote.
+/// `value`, shortened as the policies shorten a quoted value.
 fn shortened(value: &str) -> String {
     match value.chars().count() > 63 {
         true => value.chars().take(60).chain("...".chars()).collect(),

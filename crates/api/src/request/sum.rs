@@ -1,5 +1,5 @@
-//! What kube-scheduler's own sums count of a pod, exactly: in whole units only at the end. It does
-//! not know what the resource is.
+//! The request of a pod as kube-scheduler's own sums count it, exactly: the last step alone rounds to whole units. The
+//! module does not know the meaning of the resource.
 //!
 //! kube-scheduler adds as `PodRequests` in k8s.io/component-helpers/resource does, up to 1.36. It
 //! looks at the status of bound pods alone.
@@ -14,17 +14,16 @@ use crate::quantity::{self, Billionths};
 
 type List = Option<BTreeMap<String, Quantity>>;
 
-/// The pod's request for `resource` by Kubernetes' own rule, in units of `1 / per`: what the pod
-/// as a whole states, else regular containers and sidecars together or an init container with the
-/// sidecars before it, whichever is more; and the overhead.
+/// The pod's request for `resource` by Kubernetes' own rule, in units of `1 / per`. It is the request of the pod as a
+/// whole, if stated. Else it is the larger of two sums: regular containers and sidecars together, or an init container
+/// with the sidecars before it. The overhead is added to it.
 #[must_use]
 pub fn effective(spec: &PodSpec, resource: &str, per: i128) -> u64 {
     quantity::in_units(sum(spec, None, resource), per)
 }
 
-/// What a node is charged for `pod`: the same for a pod that waits. For a bound pod a resize counts
-/// from its request on, and until the kubelet has carried it out; one that the kubelet calls
-/// infeasible does not count.
+/// The charge of a node for `pod`; for a pod that waits, it equals [`effective`]. For a bound pod a resize counts from
+/// its request on, and until the kubelet has carried it out. A resize that the kubelet calls infeasible does not count.
 pub(super) fn charged(pod: &Pod, spec: &PodSpec, resource: &str, per: i128) -> u64 {
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let status = pod.status.as_ref().filter(|_| bound);
@@ -64,14 +63,14 @@ fn sum(spec: &PodSpec, status: Option<&PodStatus>, resource: &str) -> Billionths
     let containers = regular.fold(sidecars, Billionths::saturating_add).max(peak);
     let overhead = amount(&spec.overhead, resource);
     whole_pod(spec, resource)
-        // What the kubelet has allocated to a pod as a whole is in fields of a later API. Its
-        // containers have no more than that: a pod may be woken for nothing, and none sleeps on.
+        // A later API has the kubelet's allocation to a pod as a whole. The containers have at most as much: the
+        // extender may wake a pod for nothing, and no pod sleeps on.
         .filter(|_| !infeasible)
         .unwrap_or(containers)
         .saturating_add(overhead)
 }
 
-/// What the pod as a whole states, where Kubernetes lets it.
+/// The request of the pod as a whole, for resources where Kubernetes allows it.
 fn whole_pod(spec: &PodSpec, resource: &str) -> Option<Billionths> {
     let can = matches!(resource, "cpu" | "memory") || resource.starts_with("hugepages-");
     let list = spec.resources.as_ref()?.requests.as_ref();

@@ -243,8 +243,8 @@ fn another_sharers_resource_can_be_the_one() {
     assert_eq!(request.claims, [main(1, 7)]);
 }
 
-/// Overhead belongs to no container, so that nothing says which GPU it is on. kube-scheduler adds it to
-/// the node's sum: less is placed, never more.
+/// Overhead belongs to no container, so that its GPU is unknown. kube-scheduler adds it to the node's sum: less is
+/// placed, never more.
 #[test]
 fn overhead_of_gpu_memory_is_charged_to_no_gpu() {
     let overhead = json!({names::GPU_MEM: "250"});

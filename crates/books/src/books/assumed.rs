@@ -17,22 +17,22 @@ pub enum Outcome {
     Bound,
     /// The pod is certainly not bound by it.
     Failed,
-    /// The same, because the API server would not take a Binding to this node: another one may do.
+    /// The pod is not bound: the API server refused a Binding to this node, and another node may do.
     Refused,
-    /// The same, because the pod had changed or was bound already.
+    /// The pod is not bound by it: the pod had changed or was bound already.
     Conflict,
 }
 
-/// Memory held for a pod that is not bound yet. What it holds is in its node's books.
+/// Memory that is held for a pod that is not bound yet. The hold itself is in the node's books.
 #[derive(Clone, Debug)]
 pub struct AssumedPod {
     node: Arc<str>,
     assignment: Arc<Assignment>,
-    /// What it was chosen for.
+    /// The request for which it was chosen.
     request: Arc<Request>,
     /// The ledger's clock when it was made.
     made: u64,
-    /// What kube-scheduler had said of the pod when it asked ([`PodFacts::refusal`]).
+    /// The refusal in kube-scheduler's copy of the pod when it asked ([`PodFacts::refusal`]).
     refusal: u64,
     /// The pod's group.
     group: Option<Group>,
@@ -41,7 +41,7 @@ pub struct AssumedPod {
     /// Bindings that were sent or are about to be and whose outcome is not known; while there are
     /// any, the reservation stays.
     binds: u32,
-    /// What spoke for it when it was chosen, for people.
+    /// The reasons for its choice, for people.
     because: Box<str>,
 }
 
@@ -73,7 +73,7 @@ impl AssumedPod {
 }
 
 impl Books {
-    /// What is reserved for the pod before it is bound.
+    /// The pod's reservation before it is bound.
     pub fn assumed(&self, uid: &str) -> Option<&AssumedPod> {
         self.assumed.get(uid)
     }
@@ -144,11 +144,11 @@ impl Books {
         change
     }
 
-    /// The door to every Binding: hands the assignment out if, with it in the books, no card of it holds
-    /// more than it has. What is handed out is held until [`Books::end_bind`].
+    /// The door to every Binding. Hands the assignment out if the books then charge no card of it beyond the card's
+    /// capacity. The memory of the assignment is held until [`Books::end_bind`].
     ///
     /// # Errors
-    /// If the pod has no reservation there, or a card of it has no room any more.
+    /// If the pod is without a reservation there, or a card of the assignment does not suffice any more.
     pub fn begin_bind(&mut self, uid: &str, name: &str) -> Result<Arc<Assignment>, Reason> {
         let held = self.assumed.get_mut(uid).ok_or(Reason::NoReport)?;
         let node = self.nodes.get(name).filter(|node| node.status().is_some());
@@ -245,7 +245,7 @@ impl Books {
         change
     }
 
-    /// The same: something after us refused the node.
+    /// As [`Books::release`]: something after us refused the node.
     pub fn give_up(&mut self, uid: &Uid) -> Change {
         let held = self.assumed.get(uid).map(|held| held.node.clone());
         let mut change = self.release(uid);
@@ -264,8 +264,8 @@ impl Books {
         same.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The group as a whole is not scheduled now. What its members have reserved would only keep other
-    /// groups out, and those would keep out this one.
+    /// The group as a whole is not scheduled now, and the reservations of its members end. They would only keep other
+    /// groups out, which in turn would keep out this group.
     pub fn release_group(&mut self, group: &Group) -> Change {
         let mut change = Change::default();
         for uid in self.assumed_of(group) {
@@ -305,9 +305,8 @@ impl Books {
         change
     }
 
-    /// Ends the reservation of a pod that kube-scheduler has given up since it asked: `pod` is a new
-    /// copy of it that says so in words that are neither those of the copy before nor those that
-    /// kube-scheduler itself knew when it asked.
+    /// Ends the reservation of a pod that kube-scheduler has given up since it asked. `pod` is a new copy, whose
+    /// refusal is new: it differs from the copy before, and from kube-scheduler's copy when it asked.
     pub(super) fn end_given_up(&mut self, pod: &PodFacts, change: &mut Change) {
         let before = self.pod(&pod.uid).map_or(0, |known| known.refusal);
         let is_news = |held: &&AssumedPod| ![0, before, held.refusal].contains(&pod.refusal);
@@ -328,7 +327,7 @@ impl Books {
         }
     }
 
-    /// The same, but leaves it to the caller to touch the node.
+    /// Gives a reservation back, if there is one. The caller touches the node.
     pub(super) fn take_assumed(&mut self, uid: &str) -> Option<Arc<str>> {
         let held = self.assumed.swap_remove(uid)?;
         self.nodes.get_mut(&held.node)?.release(uid);

@@ -27,7 +27,7 @@ impl Books {
         budgets.into_iter().for_each(|it| self.apply_budget(it));
     }
 
-    /// Those of the pods whose end would break a budget, if they end in this order.
+    /// The pods whose end would break a budget, if the pods end in this order.
     pub fn protected<'p>(&self, pods: impl IntoIterator<Item = &'p Arc<PodFacts>>) -> Vec<Uid> {
         let mut left: HashMap<(&Arc<str>, &Arc<str>), i32> = HashMap::default();
         let breaks = |pod: &&Arc<PodFacts>| {

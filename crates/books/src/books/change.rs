@@ -1,4 +1,4 @@
-//! What a verb of the books has changed.
+//! The changes that a verb of the books has made.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use gpustow_api::PodFacts;
 
 use super::Uid;
 
-/// What scores and queue have to follow, in the order in which it happened.
+/// The events that scores and queue have to follow, in the order in which they happened.
 #[must_use = "scores and queue have to follow"]
 #[derive(Debug, Default)]
 pub struct Change(Vec<Event>);
@@ -29,9 +29,9 @@ pub enum Event {
     Pod {
         /// Of the pod.
         uid: Uid,
-        /// What it was.
+        /// The pod before the change, if it was known.
         old: Option<Arc<PodFacts>>,
-        /// What it is.
+        /// The pod after the change, unless it is gone.
         new: Option<Arc<PodFacts>>,
     },
     /// A node has changed, or may have; it may have gained room.
@@ -43,8 +43,8 @@ pub enum Event {
     },
     /// Nothing is known of the node any more.
     NodeGone(Arc<str>),
-    /// A pod has left the node or the node's labels have changed: filters other than ours may say
-    /// something else now.
+    /// A pod has left the node, or facts of the node that filters read have changed. Filters other than ours may decide
+    /// differently now.
     Opened(Arc<str>),
     /// Memory is reserved for a pod that had none.
     Reserved {
@@ -62,7 +62,7 @@ pub enum Event {
         /// Where.
         node: Arc<str>,
     },
-    /// The same, as far as is known: no bind came in time.
+    /// No bind came in time: as far as is known, something after us refused the node that was reserved for the pod.
     Expired {
         /// Of the pod.
         uid: Uid,

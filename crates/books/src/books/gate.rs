@@ -1,4 +1,4 @@
-//! What every question needs to know of a node first.
+//! The data of a node that every question checks first.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::Uid;
 use crate::maps::HashMap;
 
-/// Pods remembered: those that ended last. At a hundred deletions a second they last for minutes.
+/// The number of remembered pods: the last pods that ended. At a hundred deletions a second they last for minutes.
 const REMEMBERED: usize = 1 << 14;
 
 /// The UIDs of pods that ended, and when on the ledger's own clock (`Ledger::copies`).

@@ -1,4 +1,4 @@
-//! Groups of pods that are scheduled together: what their PodGroups say, and who is in them.
+//! Groups of pods that are scheduled together: their PodGroups and their members.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl Books {
             .collect()
     }
 
-    /// What the PodGroup of this group says, if there is one.
+    /// The PodGroup of this group, if there is one.
     pub fn pod_group(&self, group: &Group) -> Option<&Arc<PodGroupFacts>> {
         self.groups.described.get(group)
     }
@@ -143,7 +143,7 @@ impl Books {
         is_settled.then(|| all.cloned().collect())
     }
 
-    /// The pods of a group that have not ended, those that request no GPU memory among them.
+    /// The pods of a group that have not ended, also pods without a request for GPU memory.
     pub fn members(&self, group: &Group) -> impl Iterator<Item = &Arc<PodFacts>> {
         let members = self.groups.members.get(group).into_iter().flatten();
         members

@@ -1,4 +1,4 @@
-//! What a pod takes from a node.
+//! The resources that a pod takes from a node.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use gpustow_api::assignment::Instance;
 use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::{Bytes, Mib, Request, Rules, Starts};
 
-/// What a pod takes from a node, whether bound or only reserved.
+/// The resources that a pod takes from a node, whether bound or only reserved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hold {
     charges: Charges,
     /// No other pod on its cards, whatever size they turn out to have.
     pub(super) exclusive: bool,
     rules: Option<Arc<Rules>>,
-    /// What kube-scheduler counts in the node's sum of GPU memory.
+    /// The amount that kube-scheduler counts in the node's sum of GPU memory.
     pub(super) in_sum: Mib,
     pub(super) cpu_milli: u64,
     pub(super) ram: Bytes,
@@ -26,7 +26,7 @@ pub struct Hold {
 /// On which cards a pod holds memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Charges {
-    /// As it says; nowhere if there is none.
+    /// On the cards of the assignment; nowhere if there is none.
     Assigned(Option<Arc<Assignment>>),
     /// Unknown: its assignment is unreadable. Charged on every card.
     Everywhere(Mib),
@@ -35,7 +35,7 @@ pub(super) enum Charges {
 impl Charges {
     const NONE: Self = Self::Assigned(None);
 
-    /// On every card what the request can take of one, whatever cards there are.
+    /// On every card the most that the request can take of one, whatever cards there are.
     pub(super) fn everywhere(request: &Request) -> Self {
         Self::Everywhere(match request.is_relative() {
             true => Mib(u64::MAX),
@@ -57,7 +57,7 @@ impl Charges {
 }
 
 impl Hold {
-    /// What is held on a card.
+    /// The memory that is held on a card.
     pub fn on(&self, uuid: &str) -> Mib {
         self.charges.on(uuid)
     }
@@ -100,7 +100,7 @@ impl Hold {
         theirs.is_some() && theirs == self.rules().and_then(group)
     }
 
-    /// The cards that the pod holds, if an assignment says so.
+    /// The cards that the pod holds by an assignment.
     pub fn cards(&self) -> impl Iterator<Item = &str> {
         let assigned = match &self.charges {
             Charges::Assigned(assigned) => assigned.as_deref(),
@@ -124,7 +124,7 @@ impl Hold {
         }
     }
 
-    /// What is held for a pod that asks for this and has this assignment.
+    /// The hold of a reserved pod with this request and this assignment.
     pub(super) fn reserved(
         assignment: &Arc<Assignment>,
         request: &Request,
@@ -142,8 +142,8 @@ impl Hold {
         }
     }
 
-    /// What a bound pod holds that starts there like this. A request that is unreadable beside a broken assignment takes
-    /// whole cards.
+    /// The hold of a bound pod that starts there like this. An unreadable request with a broken assignment takes whole
+    /// cards.
     pub(super) fn of(pod: &PodFacts, starts: Starts) -> Self {
         let request = pod.asks.readable().ok();
         let charges = match &pod.assignment {

@@ -1,4 +1,4 @@
-//! Nodes by what a periodic look asks of them, so that it looks at no others.
+//! Nodes by the properties by which a periodic look selects them, so that it looks at no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpustow_pack::Mib;
 
-/// What the index knows of a node.
+/// The indexed properties of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
     /// The largest piece of memory that is free on one card which takes pods.
@@ -15,9 +15,9 @@ pub(super) struct Marks {
     pub(super) lends: bool,
     /// A card may have less free than a pod or the headroom is to have.
     pub(super) may_be_short: bool,
-    /// What kube-scheduler sees free there, if it sees the node.
+    /// The free sum that kube-scheduler sees there, if it sees the node.
     pub(super) in_sum: Option<Mib>,
-    /// It is there and takes no pods yet: it does not report, or has the startup taint.
+    /// The node exists and does not accept pods yet: it does not report, or has the startup taint.
     pub(super) arrives: bool,
 }
 

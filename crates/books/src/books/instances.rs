@@ -19,7 +19,7 @@ impl Node {
         })
     }
 
-    /// Can this pod's instance be made on the card, beside those of all others?
+    /// Can this pod's instance be made on the card, next to the instances of all other pods?
     pub(super) fn may_make(&self, uuid: &str, uid: &str, assignment: &Assignment) -> bool {
         let gpu = self.gpus().iter().find(|gpu| *gpu.uuid == *uuid);
         let Some((gpu, wanted)) = gpu.zip(assignment.instance.as_ref()) else {

@@ -1,4 +1,4 @@
-//! What kube-scheduler's own filters say of a node, as far as can be known.
+//! The verdicts of kube-scheduler's own filters on a node, as far as they can be known.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl Books {
         self.refused_by(node, pod, intree::refuses)
     }
 
-    /// The same once the agent has removed the node's startup taint.
+    /// As [`Books::refused_in_tree`], once the agent has removed the node's startup taint.
     pub fn refused_once_started(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
         self.refused_by(node, pod, intree::refuses_once_started)
     }

@@ -1,4 +1,4 @@
-//! What pods make of a card beside what they were promised, as far as that decides where others go.
+//! The memory of a card that pods use, also beyond their holds, as far as this affects the placement of others.
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_pack::{Lending, Mib};
@@ -12,8 +12,8 @@ fn parts(mib: Mib, capacity: Mib) -> u8 {
     u8::try_from(parts.min(PARTS)).unwrap_or(u8::MAX)
 }
 
-/// Of a card of which pods may hold so much. `held` says what a pod holds of it, of one that counts. A pod is likely to
-/// use as much as it did at most of late.
+/// The lending of a card of this capacity. `held` returns the hold of a pod that counts. A pod is likely to use as much
+/// as its recent peak.
 pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mib>) -> Lending {
     let (mut used, mut lent) = (Mib(gpu.unmanaged_mib), Mib::ZERO);
     for pod in &gpu.pods {
@@ -30,9 +30,9 @@ pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mi
 }
 
 impl Node {
-    /// The pods that are bound here and use more of a card than they hold there, with what they hold and use. A pod that
-    /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
-    /// where the agent could not read all processes.
+    /// The pods that are bound here and use more of a card than they hold there, with their hold and their use. A pod
+    /// without a hold on the card is a stranger to it, and is not a borrower. If the agent could not read all
+    /// processes, no pod is a borrower.
     pub fn borrowers<'s>(&'s self, gpu: &'s Gpu) -> impl Iterator<Item = (&'s Uid, Mib, Mib)> {
         let readable = self.status().is_some_and(GpuNodeStatus::is_readable);
         let pods = gpu.pods.iter().filter(move |_| readable);
@@ -43,7 +43,7 @@ impl Node {
         })
     }
 
-    /// Could a card be short of what was lent, whatever is known of the pods there?
+    /// Could the card be short of the lent memory, whatever is known of the pods there?
     pub(super) fn may_be_short(&self, gpu: &Gpu) -> bool {
         if !gpu.healthy || gpu.missing || self.borrowers(gpu).next().is_none() {
             return false;

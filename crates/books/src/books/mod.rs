@@ -1,8 +1,8 @@
-//! The books: which nodes and pods there are, and who holds what.
+//! The books: the nodes and pods that exist, and the resources that each pod holds.
 //!
-//! Every verb that changes them returns a [`Change`], which scores and queue follow. The hard bound has
-//! one door: no assignment leaves the books but through [`Books::begin_bind`]. They do not know what a
-//! node costs or who waits.
+//! Every verb that changes the books returns a [`Change`], which scores and queue follow. The hard bound has one door:
+//! an assignment leaves the books only through [`Books::begin_bind`]. The books do not know the costs of nodes or the
+//! waiting pods.
 
 mod assumed;
 mod budgets;
@@ -52,7 +52,7 @@ pub use assumed::AssumedPod;
 pub use assumed::Outcome;
 pub use pods::{asks, may_come};
 
-/// What is known. See the module's documentation.
+/// The known facts. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Books {
     nodes: HashMap<Arc<str>, Node>,
@@ -65,9 +65,9 @@ pub struct Books {
     sharing: Sharing,
     starting: Starting,
     traffic: Traffic,
-    /// Those with a condition that the extender wrote.
+    /// The pods with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
-    /// Those that say whether they sleep.
+    /// The pods with a statement whether they sleep.
     sleepers: BTreeSet<Uid>,
     gone: Gone,
     /// See [`Books::copies`].
@@ -80,7 +80,7 @@ pub struct Books {
     /// Pods that an earlier extender may still bind, as they were when no extender could prevent it.
     unfenced: HashMap<Uid, Arc<PodFacts>>,
     models: Models,
-    /// A report that has not changed for longer says nothing.
+    /// A report that has not changed for longer is stale.
     stale_after: Duration,
     settings: Settings,
 }
@@ -126,7 +126,7 @@ impl Books {
         self.copies - 1
     }
 
-    /// GPU models, and what they can do.
+    /// The names of GPU models, and their numbers.
     pub fn models(&self) -> &Models {
         &self.models
     }
@@ -136,7 +136,7 @@ impl Books {
         self.nodes.get(name)
     }
 
-    /// The same with the name that is kept.
+    /// The node of this name, with the stored name.
     pub fn named_node(&self, name: &str) -> Option<(&Arc<str>, &Node)> {
         self.nodes.get_key_value(name)
     }
@@ -158,12 +158,12 @@ impl Books {
         Some((node.gate(), node.shared_view()))
     }
 
-    /// Nodes with so much free on one card, those with least first.
+    /// Nodes with at least this much memory free on one card, in ascending order of that amount.
     pub fn with_room(&self, least: Mib) -> impl DoubleEndedIterator<Item = &Arc<str>> {
         self.index.with_room(least)
     }
 
-    /// The same from the end, one after the other: the node before this one, and what is free there on one card.
+    /// As [`Books::with_room`], from the end and one by one: the node before this one, and its free memory on one card.
     pub fn room_before(
         &self,
         before: Option<&(Mib, Arc<str>)>,
@@ -172,12 +172,12 @@ impl Books {
         self.index.room_before(before, least)
     }
 
-    /// Nodes with so much free in sum, as kube-scheduler sees it, and how much; those with least first.
+    /// Nodes with at least this much memory free in sum, as kube-scheduler sees it, and the amount, in ascending order.
     pub fn with_sum(&self, least: Mib) -> impl Iterator<Item = (Mib, &Arc<str>)> {
         self.index.with_sum(least)
     }
 
-    /// Nodes that are there and take no pods yet.
+    /// Nodes that exist and do not accept pods yet.
     pub fn arriving(&self) -> &BTreeSet<Arc<str>> {
         self.index.arriving()
     }
@@ -187,12 +187,12 @@ impl Books {
         self.index.lending()
     }
 
-    /// Those among them where a card may be short of what was lent.
+    /// Lending nodes where a card may be short of the lent memory.
     pub fn short(&self) -> &BTreeSet<Arc<str>> {
         self.index.short()
     }
 
-    /// Recomputes what follows from a node's facts, report and pods.
+    /// Recomputes the data that follow from a node's facts, report and pods.
     fn refresh(&mut self, name: &Arc<str>, change: &mut Change) {
         let Some(node) = self.nodes.get_mut(name) else {
             return;

@@ -1,5 +1,5 @@
-//! The names of card models, and the small numbers that stand for them in decisions. Names come from
-//! agents: what they can make the ledger remember is bounded.
+//! The names of card models, and the small numbers that stand for them in decisions. Names come from agents, so the
+//! ledger bounds their number.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use gpustow_pack::ModelId;
 
 use crate::maps::HashMap;
 
-/// More than any cluster has; those that come when so many are in use share one number.
+/// More models than any cluster has. Models that come when this many are in use share one number.
 const MAX: usize = 1024;
-/// The same for one node, so that an agent that makes up names takes no other node's numbers.
+/// The bound for one node, so that an agent with made-up names does not use up the numbers of other nodes.
 const MAX_OF_NODE: usize = 8;
 /// Stands for all others.
 const OTHER: ModelId = ModelId(u16::MAX);
@@ -18,7 +18,7 @@ const OTHER: ModelId = ModelId(u16::MAX);
 #[derive(Debug, Default)]
 pub struct Models {
     ids: HashMap<Arc<str>, u16>,
-    /// By number: the name, and how many reported cards bear it.
+    /// By number: the name, and how many reported cards have it.
     names: Vec<(Arc<str>, usize)>,
     /// Numbers that are not in use.
     free: Vec<u16>,

@@ -1,4 +1,4 @@
-//! One node: what its agent reported, who holds what, and the view that follows from both.
+//! One node: the report of its agent, the holds of its pods, and the view that follows from both.
 
 mod view;
 
@@ -20,7 +20,7 @@ use crate::maps::{HashMap, HashSet};
 /// A pod's UID.
 pub type Uid = Arc<str>;
 
-/// What the agent said last, and when that was seen to change.
+/// The agent's last report, and when the ledger saw it change.
 #[derive(Clone, Debug)]
 struct Report {
     status: GpuNodeStatus,
@@ -36,7 +36,7 @@ pub enum Share {
     Bound,
     /// By a pod that is to be bound.
     Reserved,
-    /// By what is kept off without a pod.
+    /// By memory that is withheld for a pod that an earlier extender may still bind.
     Withheld,
 }
 
@@ -51,11 +51,11 @@ pub struct Node {
     withheld: HashMap<Uid, Hold>,
     /// The UUIDs of the cards that pods may have, where others are left to ResourceClaims.
     open: HashSet<Arc<str>>,
-    /// What pods hold of its cards through other nodes that report them too.
+    /// The holds of pods on this node's cards through other nodes that report these cards too.
     elsewhere: Elsewhere,
     /// The view for a new pod; follows from the fields above.
     view: Arc<NodeGpus>,
-    /// What the index of nodes knows of it; the same.
+    /// The node's marks in the index of nodes; they follow from the fields above, too.
     marks: Marks,
     settings: Settings,
 }
@@ -69,10 +69,10 @@ fn has_more(new: Option<Slices>, old: Option<Slices>) -> bool {
     }
 }
 
-/// What a view depends on beside its node.
+/// The settings on which a view depends, in addition to its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// What pods use counts where to put others: where memory is lent and reclaimed.
+    /// The memory use of pods affects the placement of others: true if memory is lent and reclaimed.
     weighs_use: bool,
     /// Hundredths of its compute that pods may hold together of a card with MPS.
     compute: u16,
@@ -100,7 +100,7 @@ impl Node {
         self.facts = facts;
     }
 
-    /// What the agent said last.
+    /// The agent's last report.
     pub fn status(&self) -> Option<&GpuNodeStatus> {
         self.report.as_ref().map(|report| &report.status)
     }
@@ -110,8 +110,7 @@ impl Node {
         self.status().map_or(&[], |status| &status.gpus)
     }
 
-    /// The agent reports something new; `models` are those of its cards. Gives back those of the report
-    /// before.
+    /// The agent reports a new status; `models` are the models of its cards. Returns the models of the report before.
     pub(super) fn report(
         &mut self,
         status: GpuNodeStatus,
@@ -138,7 +137,7 @@ impl Node {
         &self.view
     }
 
-    /// The same, shared with nodes that are equal.
+    /// The view for a new pod, shared with nodes whose view is equal.
     pub(crate) fn shared(&self) -> Arc<NodeGpus> {
         self.view.clone()
     }
@@ -170,7 +169,7 @@ impl Node {
         &self.bound
     }
 
-    /// Everybody who holds something.
+    /// Every hold, with its pod and its firmness.
     pub fn shares(&self) -> impl Iterator<Item = (&Uid, &Hold, Share)> {
         let bound = self
             .bound
@@ -183,7 +182,7 @@ impl Node {
         bound.chain(reserved).chain(withheld)
     }
 
-    /// A pod is bound here. True if that changes what it holds.
+    /// A pod is bound here. True if that changes the pod's hold.
     pub(super) fn bind(&mut self, uid: &Uid, hold: Hold) -> bool {
         let changes = self.bound.get(uid) != Some(&hold);
         if changes {
@@ -204,7 +203,7 @@ impl Node {
         Some(std::mem::replace(&mut hold.starts, starts))
     }
 
-    /// The pods that start on a card, of those that `counts` accepts.
+    /// How pods start on a card, among the pods that `counts` accepts.
     fn starts_on(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Starts {
         let starting = self.holds().filter(|(_, hold)| hold.starts > Starts::None);
         let on = starting.filter(|(uid, hold)| counts(uid) && hold.on(uuid) > Mib::ZERO);
@@ -238,7 +237,7 @@ impl Node {
             && self.withheld.is_empty()
     }
 
-    /// What every question needs to know first.
+    /// The data that every question checks first.
     pub fn gate(&self) -> Gate {
         let taints = self.facts.as_ref().map(|facts| &facts.prefer_no_schedule);
         Gate::new(
@@ -267,7 +266,7 @@ impl Node {
         (self.bound.len() + self.reserved.len() + self.withheld.len()) as u64
     }
 
-    /// The same of those that `counts` accepts.
+    /// The number of these pods that `counts` accepts.
     pub(crate) fn count_of(&self, counts: impl Fn(&str) -> bool) -> u64 {
         self.holds().filter(|(uid, _)| counts(uid)).count() as u64
     }
@@ -277,7 +276,7 @@ impl Node {
         held.chain(&self.withheld)
     }
 
-    /// MiB that is held on a card for pods, those that `counts` accepts.
+    /// MiB that is held on a card for the pods that `counts` accepts.
     pub fn held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Mib {
         self.holds()
             .filter(|(uid, _)| counts(uid))
@@ -285,7 +284,7 @@ impl Node {
             .sum()
     }
 
-    /// MiB that kube-scheduler counts for pods, those that `counts` accepts, in the sum of the node.
+    /// MiB that kube-scheduler counts in the sum of the node for the pods that `counts` accepts.
     pub fn in_sum(&self, counts: impl Fn(&str) -> bool) -> Mib {
         let holds = self.holds().filter(|(uid, _)| counts(uid));
         holds.map(|(_, hold)| hold.in_sum).sum()
@@ -302,7 +301,7 @@ impl Node {
         elsewhere.saturating_add(self.compute_held(uuid, |_| true))
     }
 
-    /// Hundredths of a card's compute that are held for pods, those that `counts` accepts.
+    /// Hundredths of a card's compute that are held for the pods that `counts` accepts.
     pub(crate) fn compute_held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> u16 {
         let holds = self.holds().filter(|(uid, _)| counts(uid));
         holds.fold(0, |sum, (_, hold)| {
@@ -310,7 +309,7 @@ impl Node {
         })
     }
 
-    /// Memory slices of a card that are held for pods, those that `counts` accepts.
+    /// Memory slices of a card that are held for the pods that `counts` accepts.
     pub(super) fn slices_held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> u8 {
         let holds = self.holds().filter(|(uid, _)| counts(uid));
         holds.fold(0, |mask, (_, hold)| mask | hold.slices_on(uuid))
@@ -333,7 +332,7 @@ impl Node {
         })
     }
 
-    /// What pods hold of a card here.
+    /// The share of a card that pods hold through this node.
     pub(super) fn share_of(&self, uuid: &str) -> twins::Share {
         let whole = |(_, hold): (_, &Hold)| hold.exclusive && hold.on(uuid) > Mib::ZERO;
         twins::Share {
@@ -345,13 +344,13 @@ impl Node {
         }
     }
 
-    /// True if that changes what others hold of its cards.
+    /// Sets the holds on its cards through other nodes. True if that changes them.
     pub(super) fn share_with(&mut self, elsewhere: Elsewhere) -> bool {
         let old = std::mem::replace(&mut self.elsewhere, elsewhere);
         old != self.elsewhere
     }
 
-    /// True if an administrator lets the GPU take no new pods.
+    /// True if an administrator has cordoned the GPU, which does not get new pods.
     pub fn cordons(&self, gpu: &Gpu) -> bool {
         self.facts.as_ref().is_some_and(|facts| facts.cordons(gpu))
     }
@@ -402,8 +401,8 @@ impl Node {
         gained
     }
 
-    /// What kube-scheduler sees free where only those that `counts` accepts hold memory: the sum over the cards of this view
-    /// without what pods ask for.
+    /// The free sum that kube-scheduler would see if only the pods that `counts` accepts held memory. It is the sum
+    /// over the cards of this view without the requests of these pods.
     pub fn left_in_sum(&self, view: &NodeGpus, counts: impl Fn(&str) -> bool) -> Mib {
         let all: Mib = view.cards.iter().map(|card| card.capacity).sum();
         all.minus(self.in_sum(counts))
@@ -447,7 +446,7 @@ impl Node {
         !self.bound().contains_key(uid) && shown.into_iter().any(|it| it.uid == uid)
     }
 
-    /// What the last report shows of a GPU that pods use which are bound to the node no more.
+    /// The memory of the GPU that the last report shows for pods that are not bound to the node any more.
     pub fn ended_in(&self, gpu: &Gpu) -> Mib {
         let shown = gpu.pods.iter();
         let ended = shown.filter(|shown| !self.bound().contains_key(shown.uid.as_str()));

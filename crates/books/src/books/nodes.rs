@@ -1,4 +1,4 @@
-//! What watches and lists say of nodes and their reports.
+//! Facts about nodes and their reports from watches and lists.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Books {
         change
     }
 
-    /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
+    /// A GpuNode as a watch shows it. A changed report is fresh from `now` on.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) -> Change {
         let mut change = Change::default();
         let known = self.nodes.get(name).and_then(|node| node.status());
@@ -106,7 +106,7 @@ impl Books {
             .collect()
     }
 
-    /// True if the node's report says nothing now; none if there is none.
+    /// True if the node's report is stale now; none if there is no report.
     pub fn is_stale(&self, gate: super::Gate, now: Duration) -> Option<bool> {
         gate.is_stale(now, self.stale_after)
     }

@@ -1,4 +1,4 @@
-//! What watches, lists and our own reads say of pods.
+//! Facts about pods from watches, lists and our own reads.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::maps::HashSet;
 /// A bound pod that no watch has shown for this long is to be read again.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(10);
 
-/// A pod that a watch or our own successful bind told of.
+/// A pod that a watch, a list, or our own read or successful bind has shown.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     facts: Arc<PodFacts>,
@@ -46,7 +46,7 @@ impl Books {
         self.marked.iter().filter_map(|uid| self.pod(uid))
     }
 
-    /// The pods that say whether they sleep, by UID, from the one behind this one on.
+    /// The pods with a statement whether they sleep, by UID, from the one behind this one on.
     pub fn sleepers(&self, after: Option<&Uid>) -> impl Iterator<Item = &Arc<PodFacts>> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let sleepers = self.sleepers.range::<Uid, _>((from, Bound::Unbounded));
@@ -56,7 +56,7 @@ impl Books {
     /// A pod as a watch shows it.
     pub fn apply_pod(&mut self, pod: Arc<PodFacts>) -> Change {
         let mut change = Change::default();
-        // Only a list or a read of our own unbinds: such a copy is older than what we know.
+        // Only a list or a read of our own unbinds a pod: a watched copy without a node is outdated.
         if pod.node.is_some() || !self.is_bound(&pod.uid) {
             self.end_given_up(&pod, &mut change);
             self.put_pod(pod, true, None, &mut change);
@@ -93,7 +93,7 @@ impl Books {
             .collect()
     }
 
-    /// Our own bind of this pod succeeded; the watch has yet to say so.
+    /// Our own bind of this pod succeeded; the watch has not shown it yet.
     pub(super) fn put_bound(&mut self, pod: PodFacts, now: Duration, change: &mut Change) {
         let known = self.pods.get(&pod.uid);
         if known.is_some_and(|known| known.facts.node.is_some()) {
@@ -199,7 +199,7 @@ impl Books {
         change
     }
 
-    /// What a list of pods that was asked for at `began` on the ledger's clock lacks.
+    /// The known pods that are missing in a list that was requested at `began` on the ledger's clock.
     pub fn not_among(&self, pods: &[Arc<PodFacts>], began: u64) -> Vec<Uid> {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
         let gone = self

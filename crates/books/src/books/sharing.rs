@@ -1,4 +1,4 @@
-//! What pods' rules say of each other: who holds the GPUs of a node, and where the affinity groups are.
+//! The affinity rules of pods: the holders of a node's GPUs, and the nodes of each affinity group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Books, Hold, Node};
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     nodes: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// The same by node.
+    /// The affinity groups by node.
     groups: BTreeMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
@@ -38,7 +38,7 @@ impl Sharing {
 }
 
 impl Books {
-    /// Does the affinity group hold GPUs, but none of this node, if those that `gone` names were not there?
+    /// Does the affinity group hold GPUs, but none of this node, if the pods that `gone` accepts were not there?
     pub fn is_group_elsewhere(&self, group: &str, node: &str, gone: impl Fn(&str) -> bool) -> bool {
         let is_its = |hold: &Hold| {
             let rules = hold.rules();
@@ -61,7 +61,7 @@ impl Node {
         ruled.filter_map(|rules| rules.affinity.clone()).collect()
     }
 
-    /// What rules ask of the GPUs, in the view's order, if those that `gone` names were not there.
+    /// The traits of the GPUs that rules read, in the view's order, if the pods that `gone` accepts were not there.
     pub fn traits(&self, gone: impl Fn(&str) -> bool) -> Vec<Traits<'_>> {
         let shares = self.shares().filter(|(uid, ..)| !gone(uid));
         let ruled = shares.filter_map(|(_, hold, _)| Some((hold, hold.rules()?)));

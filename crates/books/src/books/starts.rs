@@ -11,24 +11,25 @@ use gpustow_pack::{Request, Starts};
 use super::{Books, Change, Node, Uid};
 use crate::maps::HashMap;
 
-/// What is known of starts, in seconds since 1970.
+/// The known starts of pods, with times in seconds since 1970.
 #[derive(Debug, Default)]
 pub(super) struct Starting {
     /// Starts are counted.
     is_on: bool,
     /// A start holds others up for so many seconds at most.
     longest: i64,
-    /// What time it is, if that is known.
+    /// The current time, if it is known.
     unix: Option<i64>,
     /// Bound pods that are not Ready: since when they start, and when that was first seen, for clocks differ.
     pods: HashMap<Uid, (i64, i64)>,
-    /// Those that started alone for the longest time: people are to be told.
+    /// The pods that started alone for the longest allowed time: the extender is to report them.
     late: BTreeSet<Uid>,
     /// By namespace, how many of its pods ended or took too long while they started alone, and since when that is counted.
     failed: HashMap<Arc<str>, (u32, i64)>,
 }
 
-/// A namespace with so many failed starts an hour closes no GPU: its pods start beside others, until the hour is over.
+/// With this many failed starts in an hour, a namespace does not close GPUs. Its pods start next to others until the
+/// hour is over.
 const FAILURES: u32 = 10;
 const HOUR: i64 = 3600;
 
@@ -50,7 +51,7 @@ impl Starting {
         known.0 = known.0.saturating_add(1);
     }
 
-    /// How pods of the namespace start that say this.
+    /// How a pod of the namespace starts if it requests to start `alone`, or not.
     fn of(&self, alone: bool, namespace: &str) -> Starts {
         let failed = self.failed.get(namespace).zip(self.unix);
         let fails = failed.is_some_and(|((count, since), unix)| {
@@ -179,7 +180,7 @@ impl Books {
         change
     }
 
-    /// Those that started alone for the longest time since the last call, and may go on.
+    /// Takes the pods that started alone for the longest allowed time since the last call. Their starts may go on.
     pub fn take_late_starts(&mut self) -> BTreeSet<Uid> {
         std::mem::take(&mut self.starting.late)
     }

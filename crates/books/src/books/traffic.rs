@@ -1,5 +1,5 @@
-//! When pods came or left last, on each node and of each namespace: what kube-scheduler said before that of a node, it may
-//! not say any more ([`gpustow_api::Regards`]).
+//! When pods last came or left, for each node and each namespace. An older verdict of kube-scheduler on a node may be
+//! invalid ([`gpustow_api::Regards`]).
 
 use std::sync::Arc;
 

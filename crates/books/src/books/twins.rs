@@ -1,6 +1,6 @@
-//! GPUs that several nodes report: one machine under two names, or nodes inside one machine. Each is
-//! one GPU, whose memory is promised once: what pods hold of it through one node counts on all of them.
-//! Which report is right, nothing here knows.
+//! GPUs that several nodes report: one machine under two names, or nodes inside one machine. Each is one GPU, whose
+//! memory is promised once: a hold through one node counts on all of them. This module does not know which report is
+//! right.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -51,11 +51,11 @@ impl Reporters {
     }
 }
 
-/// What pods hold of a node's cards through other nodes.
+/// The shares of a node's cards that pods hold through other nodes.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Elsewhere(Vec<(Box<str>, Share)>);
 
-/// What pods hold of one card.
+/// The share of one card that pods hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Share {
     pub(super) held: Mib,
@@ -99,7 +99,7 @@ impl Books {
         others
     }
 
-    /// What pods hold through the node has changed: recomputes those that share a GPU with it.
+    /// The holds of pods through the node have changed: recomputes the nodes that share a GPU with it.
     pub(super) fn touch_others(&mut self, name: &str, change: &mut Change) {
         let gpus = self.nodes.get(name).map_or(&[][..], |node| node.gpus());
         let others = self.reporters.others(name, gpus);
@@ -118,7 +118,7 @@ impl Books {
         }
     }
 
-    /// Recomputes a node if what pods hold of its cards through other nodes has changed.
+    /// Recomputes a node if the holds on its cards through other nodes have changed.
     fn share(&mut self, name: &Arc<str>, change: &mut Change) {
         let elsewhere = self.elsewhere(name);
         let Some(node) = self.nodes.get_mut(name) else {

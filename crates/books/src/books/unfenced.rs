@@ -1,10 +1,10 @@
 //! Pods for which an earlier extender's Binding may still arrive, because no extender could move their
 //! resourceVersion.
 //!
-//! Where such a Binding would land, only its sender knew; but it kept to its books, and of those every
-//! pod that is bound was a part. So it lands where its pod fits beside the pods that are bound when the
-//! next extender takes over, or nowhere. There its memory is held for no pod, until the pod changes,
-//! is bound or is gone. Until then the pod is refused: it could land twice as far as anybody knows.
+//! Only the sender of such a Binding knew its node. But the sender kept to its books, which contained every bound pod.
+//! So the Binding lands where its pod fits next to the pods that are bound at the takeover, or nowhere. Its memory is
+//! withheld on every node where it fits, until the pod changes, is bound or is gone. Until then the extender refuses
+//! the pod: an earlier Binding may still place it elsewhere.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::hold::{Charges, Hold};
 use super::node::Node;
 use super::{Books, Change, Uid};
 
-/// What a Binding of the pod may bring to this node at most; none if it cannot come here.
+/// The most that a Binding of the pod may charge on this node; none if the pod cannot come here.
 fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
     let request = pod.asks.request()?;
     let Some(status) = node.status() else {
@@ -64,8 +64,8 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
 }
 
 impl Books {
-    /// These pods, as they are here, could not be fenced when the epoch began; what an earlier epoch
-    /// withheld is given back.
+    /// These pods, in these copies, could not be fenced when the epoch began. Memory that an earlier epoch withheld is
+    /// given back.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) -> Change {
         let mut change = Change::default();
         let before: Vec<Uid> = self.unfenced.keys().cloned().collect();
@@ -135,7 +135,7 @@ impl Books {
         self.unfenced.len()
     }
 
-    /// The highest epoch that a pod bears.
+    /// The highest epoch among the pods.
     pub fn highest_epoch(&self) -> u64 {
         let epochs = self.pods().filter_map(|pod| pod.epoch);
         epochs.max().unwrap_or(0)

@@ -1,7 +1,7 @@
-//! What was tried for a pod without success: other nodes and GPUs come first, and between two attempts there is a pause.
+//! Attempts for a pod that failed: other nodes and GPUs come first, and a pause separates two attempts.
 //!
-//! For each cause a pod has one [`Backoff`]. What failed is tried again once nothing else is left. Before that, and after
-//! each time that other pods were evicted for nothing, there is a pause, which doubles each time.
+//! A pod has one [`Backoff`] for each cause. Failed nodes and GPUs are tried again once no other is left. A pause
+//! precedes that, and follows each time that other pods were evicted for nothing. It doubles each time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub fn doubled(pause: Duration, times: u32, longest: Duration) -> Duration {
     pause.saturating_mul(1 << times.min(16)).min(longest)
 }
 
-/// What failed for one cause.
+/// The failed attempts for one cause.
 #[derive(Debug, Default)]
 struct Backoff {
     /// GPUs by UUID, or nodes by name.
@@ -59,7 +59,7 @@ impl Backoff {
     }
 }
 
-/// What failed for a pod or a controller, by cause.
+/// The failed attempts for a pod or a controller, by cause.
 type Failures = BTreeMap<Cause, Backoff>;
 
 /// A controller, by its namespace and UID. It makes a new pod, with a new UID, where one failed: the back-off is its own.
@@ -70,16 +70,16 @@ pub fn controller(pod: &PodFacts) -> Option<Controller> {
     Some((pod.namespace.clone(), pod.controller.clone()?))
 }
 
-/// What failed for pods that wait, and for controllers.
+/// The failed attempts for waiting pods, and for controllers.
 #[derive(Debug, Default)]
 pub(super) struct Backoffs {
     pods: HashMap<Uid, Failures>,
-    /// Only what others were evicted for.
+    /// Only attempts for which other pods were evicted.
     controllers: HashMap<Controller, Failures>,
 }
 
 impl Backoffs {
-    /// What was earmarked did not come, or was of no use.
+    /// Notes that the earmarked room did not come, or was of no use.
     fn note(
         &mut self,
         uid: &str,
@@ -119,7 +119,7 @@ impl Backoffs {
         self.pods.retain(|uid, _| is_known(uid));
     }
 
-    /// What failed for the pod, or for an earlier pod of its controller.
+    /// The failed attempts for the pod, and for earlier pods of its controller.
     fn of<'s>(&'s self, pod: &PodFacts) -> impl Iterator<Item = &'s Failures> + use<'s> {
         let earlier = controller(pod).and_then(|it| self.controllers.get(&it));
         self.pods.get(&pod.uid).into_iter().chain(earlier)
@@ -134,8 +134,8 @@ fn evicted_for_nothing(failures: &mut Failures, earmark: &Earmark, from: Duratio
 }
 
 impl Earmarks {
-    /// What was earmarked for the pod did not come, or was of no use to it. Other GPUs or nodes are tried first. If others
-    /// were evicted, no other is before a pause; the same holds for the controller's next pod.
+    /// The earmarked room did not come, or was of no use to the pod. Other GPUs or nodes are tried first. If other pods
+    /// were evicted for it, a pause precedes the next eviction, also for the controller's next pod.
     pub(super) fn back_off(&mut self, uid: &str, pod: Option<&PodFacts>, earmark: &Earmark) {
         let controller = pod.and_then(controller);
         self.backoffs.note(uid, controller, earmark, self.now);
@@ -199,8 +199,8 @@ impl Earmarks {
         backoff.is_some_and(|it| it.avoid.contains(card))
     }
 
-    /// Nothing is left to be tried for the pod: what failed may be tried again, after a pause in which nothing is earmarked
-    /// for it by this cause and others take what there is.
+    /// All GPUs or nodes were tried for the pod. They may be tried again after a pause. During the pause, nothing is
+    /// earmarked for the pod by this cause, and other pods may take the free room.
     pub fn all_tried(&mut self, pod: &PodFacts, cause: Cause, now: Duration) {
         let controller = controller(pod);
         let of_controller = controller.and_then(|it| self.backoffs.controllers.get_mut(&it));

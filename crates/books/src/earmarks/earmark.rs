@@ -1,4 +1,4 @@
-//! What an earmark says: whose room it is, why, and what it waits for.
+//! An earmark: the holder of the room, the cause, and the pods that it waits for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub enum Cause {
     Ungated,
     /// Others use the room beyond their requests and were asked to give it back.
     Reclaim,
-    /// The pod has waited long, and what comes free of these GPUs is for it.
+    /// The pod has waited long, and memory that becomes free on these GPUs is for it.
     Reserve,
     /// Pods of lower priority were chosen to be evicted for it.
     Preempt,
@@ -80,12 +80,12 @@ impl Cause {
     }
 }
 
-/// What the pod is to get.
+/// The room that the pod is to get.
 #[derive(Clone, Debug)]
 enum Want {
-    /// Whatever its next filter call finds.
+    /// The placement that its next filter call finds.
     WhatFits,
-    /// These GPUs, for what the pod requested when the earmark was put.
+    /// These GPUs, for the pod's request when the earmark was put.
     Cards { request: Arc<Request>, cards: Cards },
 }
 
@@ -105,7 +105,7 @@ pub enum Ended {
     Failed,
     /// A better node was found.
     Better,
-    /// What it waited for did not come in time, or is of no use.
+    /// The awaited room did not come in time, or is of no use.
     Late,
     /// The node does not take the pod.
     Unfit,
@@ -188,7 +188,8 @@ impl Earmark {
         self.until
     }
 
-    /// The GPUs that the pod is to get, by UUID, and what it will hold of each; none if its filter call decides.
+    /// The GPUs that the pod is to get, by UUID, and the memory that it will hold of each. None if its filter call
+    /// decides.
     pub fn cards(&self) -> &[(Arc<str>, Mib)] {
         match &self.want {
             Want::WhatFits => &[],

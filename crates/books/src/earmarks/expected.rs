@@ -1,5 +1,5 @@
-//! Where pods have room soon, because kube-scheduler had others evicted there. Lost at a restart: kube-scheduler's next
-//! question for victims tells it again.
+//! Nodes where pods will soon have room, because kube-scheduler had others evicted there. A restart loses this record:
+//! kube-scheduler's next question for victims restores it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Expected(HashMap<Uid, (Arc<str>, Duration)>);
 
 impl Expected {
-    /// The pod waits on this node from now on. Those that have waited long enough are forgotten.
+    /// The pod waits on this node from now on. Pods that have waited long enough are forgotten.
     fn note(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
         self.0.retain(|_, (_, since)| now < *since + PATIENCE);
         self.0.insert(uid.clone(), (node.clone(), now));

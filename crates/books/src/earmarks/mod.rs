@@ -1,7 +1,7 @@
 //! Room on a node that is earmarked for a pod: only pods of higher priority may take it.
 //!
-//! Each [`Cause`] is a reason for the same thing. There is one way to put an earmark ([`Earmarks::put`]) and one way out
-//! ([`Earmarks::end`]), which counts it, notes what was tried without success, and offers the node again. CPU and memory of the host
+//! Each [`Cause`] is a reason for an earmark. [`Earmarks::put`] puts the earmark of a pod, and [`Earmarks::end`] ends
+//! it. The latter counts the end, notes attempts without success, and offers the node again. CPU and memory of the host
 //! count for every cause ([`crate::trial`]).
 //!
 //! Every earmark ends: with its pod, once the pod has memory, or at its deadline.
@@ -39,7 +39,7 @@ pub struct Earmarks {
     holders: HashMap<Arc<str>, HashSet<Holder>>,
     all: HashMap<Uid, Earmark>,
     ended: Counts,
-    /// When what had lasted long enough was ended last: pauses begin then.
+    /// When [`Earmarks::expire`] ran last: pauses begin then.
     now: Duration,
     /// By the UID of the pod that is evicted.
     replacements: HashMap<Uid, Replacement>,
@@ -68,17 +68,18 @@ impl Earmarks {
         }
     }
 
-    /// What is kept no more since this was asked last. After each change the queue follows.
+    /// Takes the nodes where less room is kept since the last call. The queue follows them after each change.
     pub fn take_freed(&mut self) -> Vec<Freed> {
         std::mem::take(&mut self.freed)
     }
 
-    /// What failed is forgotten of pods that are not known.
+    /// Forgets the failures of pods that are not known.
     pub fn retain_failures(&mut self, is_known: impl Fn(&Uid) -> bool) {
         self.backoffs.retain(is_known);
     }
 
-    /// Is room earmarked for the pod, and more than a reservation, or than what a nomination leaves that has ended?
+    /// Is room earmarked for the pod by more than a reservation? An earmark that outlives its nomination does not count
+    /// either.
     pub fn has_more_than_reservation(&self, uid: &str) -> bool {
         let is_more = |cause| match cause {
             Cause::Reserve => false,
@@ -109,12 +110,12 @@ impl Earmarks {
         self.holders.contains_key(node)
     }
 
-    /// Those for which room is earmarked on a node.
+    /// The holders of earmarked room on a node.
     pub fn holders(&self, node: &str) -> impl Iterator<Item = &Holder> {
         self.holders.get(node).into_iter().flatten()
     }
 
-    /// The same without replacements.
+    /// The pods with earmarked room on a node, without replacements.
     pub fn pods_with_earmarks(&self, node: &str) -> impl Iterator<Item = &Uid> {
         self.holders(node).filter_map(|holder| match holder {
             Holder::Pod(uid) => Some(uid),
@@ -122,7 +123,7 @@ impl Earmarks {
         })
     }
 
-    /// What is earmarked for one of these; none if only a nomination is.
+    /// The earmark of a holder; none if only a nomination keeps its room.
     pub fn earmark_of(&self, holder: &Holder) -> Option<&Earmark> {
         match holder {
             Holder::Pod(uid) => self.earmark(uid),
@@ -130,13 +131,13 @@ impl Earmarks {
         }
     }
 
-    /// What is reclaimed for others on a node.
+    /// The earmarks for memory that is reclaimed on a node.
     pub fn reclaims_on(&self, node: &str) -> impl Iterator<Item = &Earmark> {
         let all = self.holders(node).filter_map(|it| self.earmark_of(it));
         all.filter(|it| it.cause == Cause::Reclaim)
     }
 
-    /// What is earmarked for a pod, unless only a nomination is.
+    /// The earmark of a pod; none if only a nomination keeps its room.
     pub fn earmark(&self, uid: &str) -> Option<&Earmark> {
         self.all.get(uid)
     }
@@ -145,12 +146,12 @@ impl Earmarks {
         self.earmark(uid).filter(|it| is_it(it.cause))
     }
 
-    /// What is earmarked for a pod, if it is for this cause.
+    /// The earmark of a pod, if it has this cause.
     pub fn find(&self, uid: &str, cause: Cause) -> Option<&Earmark> {
         self.earmark_if(uid, |its| its == cause)
     }
 
-    /// What pods that are to be evicted leave to a pod.
+    /// The earmark of a pod for which others are to be evicted.
     pub fn eviction_for(&self, uid: &str) -> Option<&Earmark> {
         self.earmark_if(uid, Cause::evicts)
     }
@@ -174,7 +175,7 @@ impl Earmarks {
         self.all_earmarked(Cause::evicts)
     }
 
-    /// The same by this cause, without pods of gangs.
+    /// The pods for which others are to be evicted by this cause, without pods of gangs, by UID.
     pub fn evictions_for_pods(&self, cause: Cause) -> Vec<Uid> {
         let mut all = self.all_of(cause);
         all.retain(|uid| self.earmark(uid).is_some_and(|it| it.gang().is_none()));
@@ -187,7 +188,7 @@ impl Earmarks {
         gangs.cloned().collect()
     }
 
-    /// The pods of the gang for which others are to be evicted, by UID, and what is earmarked for each.
+    /// The pods of the gang for which others are to be evicted, by UID, and the earmark of each.
     pub fn evictions_for(&self, gang: &Group) -> Vec<(&Uid, &Earmark)> {
         let all = self.all.iter();
         let mut all: Vec<_> = all.filter(|(_, it)| it.gang() == Some(gang)).collect();
@@ -202,14 +203,14 @@ impl Earmarks {
         all
     }
 
-    /// Earmarks room for a pod, instead of what was earmarked for it.
+    /// Earmarks room for a pod, and ends its earlier earmark.
     pub fn put(&mut self, uid: &Uid, earmark: Earmark, books: &Books) {
         self.end(uid, Ended::Replaced, books);
         self.index(Holder::Pod(uid.clone()), &earmark.node);
         self.all.insert(uid.clone(), earmark);
     }
 
-    /// What was earmarked for the pod ends. A node where the pod is nominated still is not offered to others.
+    /// Ends the pod's earmark. A node where the pod is still nominated is not offered to others.
     pub fn end(&mut self, uid: &str, how: Ended, books: &Books) {
         let Some(earmark) = self.remove(uid, how) else {
             return;
@@ -259,7 +260,8 @@ impl Earmarks {
         }
     }
 
-    /// Others are to give memory back for the same room. What is earmarked of it for third pods may be less.
+    /// The `victims` are to give memory back for the room from now on. The earmark may then keep less room from third
+    /// pods.
     pub fn reclaim_from(&mut self, uid: &str, victims: Vec<Uid>) {
         if let Some(earmark) = self.all.get_mut(uid)
             && earmark.cause == Cause::Reclaim
@@ -306,7 +308,7 @@ impl Earmarks {
         }
     }
 
-    /// Ends what has lasted long enough.
+    /// Ends the earmarks and nominations whose time is over.
     pub fn expire(&mut self, books: &Books, now: Duration, ttl: Duration) {
         self.now = now;
         let mut late = Vec::new();
@@ -318,7 +320,7 @@ impl Earmarks {
                 late.push(uid.clone());
             }
         }
-        // Those of equal cause end in the order in which they were put.
+        // Earmarks of equal cause keep their order in `all`.
         late.sort_by_key(|uid| self.all.get(uid).map(|it| it.cause));
         late.iter()
             .for_each(|uid| self.end(uid, Ended::Late, books));
@@ -330,8 +332,8 @@ impl Earmarks {
         self.end_nominations(books, now);
     }
 
-    /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
-    /// their victims are leaving, make room for others.
+    /// Updates the index of nominations. A nomination makes room for others when it ends, or when it holds less because
+    /// its victims leave.
     fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
         let key = |pod: &PodFacts| (self.holds_room_on(pod), pod.gated, pod.deleting);
         if old.map(key) == new.map(key) && old.is_some() {
@@ -373,7 +375,7 @@ impl Earmarks {
         }
     }
 
-    /// A pod has reserved: what it was nominated for is free.
+    /// A pod has a reservation: the room of its nomination becomes free.
     pub fn nomination_changed(&mut self, uid: &str, books: &Books) {
         let pod = books.pod(uid);
         if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {

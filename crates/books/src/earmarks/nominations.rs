@@ -1,4 +1,4 @@
-//! Nominations: those of kube-scheduler, whose victims are to leave, and those of the extender.
+//! Nominations by kube-scheduler, whose victims are to leave, and nominations by the extender.
 //!
 //! kube-scheduler may show the extender only some of the nodes that pass its own filters. A pod that is refused on all
 //! of these may fit on another node. The pod is woken for that node, and the same write nominates it there, since
@@ -72,7 +72,7 @@ impl Nominations {
         self.pods.get(uid).is_some_and(|known| known.is_over)
     }
 
-    /// Those whose time is over since the last look, and their nodes.
+    /// The nominated pods whose time is over since the last look, and their nodes.
     fn tick(&mut self, books: &Books, now: Duration) -> Vec<(Uid, Arc<str>)> {
         if now < self.next_look {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! Room for the pod that comes instead of one that is evicted to defragment memory: whichever pod of the same controller
-//! requests the same gets it.
+//! Room for the replacement of a pod that is evicted to defragment memory. Any pod of the same controller with an equal
+//! request gets it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{Cause, Earmark, Earmarks, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
-/// What a pod is evicted for while room is kept for its replacement.
+/// The pod or node for which a pod is evicted while room is kept for its replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beneficiary {
     /// A pod that waits for fragmented memory.
@@ -67,7 +67,7 @@ impl Earmarks {
         !self.replacements.is_empty()
     }
 
-    /// The node that is emptied, and what is earmarked for the replacements of its pods, by the pods' UIDs.
+    /// The node that is emptied, and the earmarks for the replacements of its pods, by the pods' UIDs.
     pub fn emptied(&self) -> Option<(&Arc<str>, HashMap<&Uid, &Earmark>)> {
         let mut all = self.replacements.values();
         let node = all.find_map(Replacement::empties)?;
@@ -115,8 +115,8 @@ impl Earmarks {
         }
     }
 
-    /// Ends what is earmarked for replacements of pods that stay after all: nothing is earmarked for their beneficiaries, or
-    /// no node is emptied any more.
+    /// Ends the earmarks for replacements of pods that stay after all. The beneficiary is without an earmark, or no
+    /// node is emptied any more.
     pub fn end_needless_replacements(&mut self, empties: bool, books: &Books) {
         let stays = |of: &str| books.pod(of).is_some_and(|pod| !pod.deleting);
         let goes_on = |it: &Replacement| match &it.beneficiary {

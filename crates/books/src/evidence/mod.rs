@@ -4,19 +4,22 @@
 //! resources. A node that passed them is among the candidates of the filter call. The memory is filled by the calls
 //! that refused the pod, and is as good as they are recent ([`AGE`]).
 //!
-//! *Calls may be samples.* kube-scheduler stops to look when enough nodes passed, and the next call goes on from
-//! there. So the calls of the last minute count together. It never stops below [`crate::Config::least_nodes`]: a call that names
-//! fewer has named every node that passed, and replaces what earlier calls said. The one node of a nominated pod is
-//! asked about alone, which says nothing of others.
+//! *Calls may be samples.* kube-scheduler stops to look when enough nodes passed, and the next call continues from
+//! there. So the calls of the last minute count together. kube-scheduler never stops below
+//! [`crate::Config::least_nodes`]. A call that names fewer nodes has named every node that passed, and replaces the
+//! results of earlier calls. kube-scheduler asks about the node of a nominated pod alone: such a call is no evidence
+//! for other nodes.
 //!
-//! *A node whose sum does not suffice* is never offered, and its absence says nothing: moves, which make room there, go by
-//! what this ledger knows of kube-scheduler's filters.
+//! *A node whose sum does not suffice* is never offered, and its absence is no evidence. Moves make room there: for
+//! these, this ledger's knowledge of kube-scheduler's filters decides.
 //!
-//! *No call is evidence, too.* Where no node passed, kube-scheduler asks nothing, and only the pod's condition tells. Its
-//! text changes once for each call; if it changes again, the earlier calls count no more.
+//! *No call is evidence, too.* If no node passed, kube-scheduler does not call the extender, and only the pod's
+//! condition shows it. The condition's text changes once for each call. If it changes again, the earlier calls do not
+//! count any more.
 //!
-//! *What kube-scheduler said of a node may hold no more* once pods have come there or left, or are about to come: it regards
-//! other pods for anti-affinity, spread, host ports and volumes ([`gpustow_api::Regards`]). It is then asked again.
+//! *A verdict on a node may become invalid* once pods have come there or left, or are about to come. kube-scheduler
+//! regards other pods for anti-affinity, spread, host ports and volumes ([`gpustow_api::Regards`]). It is then asked
+//! again.
 //!
 //! After a restart the memory is empty, and the next call fills it. A pod whose evidence is too old, or which has none,
 //! is woken so that kube-scheduler asks again ([`Shown::is_to_be_asked`]).
@@ -37,29 +40,30 @@ pub use tried::Tried;
 const AGE: Duration = Duration::from_secs(60);
 /// A pod is woken for evidence once in this time, then in twice as much, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(60);
-/// The same where pods have come or left.
+/// As [`PAUSE`], if pods have come to the node or left it.
 const PAUSE_IF_OUTDATED: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// What kube-scheduler said of a node for a pod. Of those that leave it open, the last is cured the soonest.
+/// kube-scheduler's verdict on a node for a pod. Of the open variants, the last is resolved the soonest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
     /// The node passed kube-scheduler's own filters in the last minute.
     Offered,
-    /// Its sum does not suffice for the pod: kube-scheduler offers no such node, whatever its other filters say.
+    /// The node's sum does not suffice for the pod: kube-scheduler does not offer it, whatever its other filters
+    /// decide.
     Short,
     /// kube-scheduler's own filters refused it.
     Rejected,
     /// It passed them, and a pod is about to come that kube-scheduler has not counted.
     Awaited,
-    /// No recent call tells.
+    /// No recent call covers the node.
     Unknown,
     /// It passed them, and pods have come or left since.
     Outdated,
 }
 
 impl Evidence {
-    /// May kube-scheduler have something else to say soon?
+    /// May kube-scheduler soon come to another verdict?
     pub fn is_open(self) -> bool {
         self >= Self::Awaited
     }
@@ -128,7 +132,7 @@ impl Calls {
     }
 }
 
-/// What was offered to one pod.
+/// The nodes that kube-scheduler offered to one pod.
 #[derive(Debug, Default)]
 struct Offered {
     latest: Option<Calls>,
@@ -173,7 +177,7 @@ impl Offered {
             .flatten()
     }
 
-    /// What was said of a node where pods came or left last at this time on the ledger's clock.
+    /// The verdict on a node. `traffic` is when pods last came there or left, on the ledger's clock.
     fn of(&self, slot: Slot, traffic: u64, now: Duration) -> Evidence {
         let named = || self.calls().filter(|it| it.nodes.has(slot));
         let recent = |at: Duration| now.saturating_sub(at) < AGE;
@@ -185,7 +189,8 @@ impl Offered {
         }
     }
 
-    /// The nodes of a call that named every node that passed, and of those since: it has rejected all others.
+    /// The nodes of a call that named every node that passed, and of later calls: kube-scheduler has rejected all other
+    /// nodes.
     fn passed(&self, now: Duration) -> Option<NodeSet> {
         let recent = self.all_at.is_some_and(|at| now.saturating_sub(at) < AGE);
         recent.then(|| {
@@ -202,7 +207,7 @@ impl Offered {
     }
 }
 
-/// What kube-scheduler has shown of nodes for pods, and what came of it.
+/// The nodes that kube-scheduler offered to pods, and the failures that followed.
 #[derive(Debug, Default)]
 pub struct Shown {
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
@@ -267,7 +272,8 @@ impl Shown {
         offered.is_some_and(|offered| offered.latest.is_some())
     }
 
-    /// What kube-scheduler said of a node for the pod; pods came to it or left it last at that time on the ledger's clock.
+    /// kube-scheduler's verdict on a node for the pod. `traffic` is when pods last came there or left, on the ledger's
+    /// clock.
     pub fn evidence(&self, uid: &str, slot: Slot, traffic: u64, now: Duration) -> Option<Evidence> {
         Some(self.offered.get(uid)?.of(slot, traffic, now))
     }

@@ -1,4 +1,4 @@
-//! What went wrong with pods' earlier attempts, and where their next one begins.
+//! The failures of pods' earlier attempts, and the node where the next attempt begins.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::Shown;
 use crate::books::Uid;
 use crate::scores::Slot;
 
-/// What went wrong with a pod's earlier attempts.
+/// The failures of a pod's earlier attempts.
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     nodes: BTreeSet<Arc<str>>,
@@ -22,7 +22,7 @@ impl Tried {
         self.nodes.contains(node)
     }
 
-    /// How often something after us said no.
+    /// How often something after this extender refused a placement.
     pub fn failures(&self) -> usize {
         self.nodes.len() + self.conflicts as usize
     }

@@ -1,4 +1,4 @@
-//! What kube-scheduler said of a node for a pod, and whether that holds still.
+//! kube-scheduler's verdict on a node for a pod, and whether it is still valid.
 
 use gpustow_api::{PodFacts, Regards};
 
@@ -7,7 +7,7 @@ use crate::earmarks::Cause;
 use crate::evidence::{Evidence, NodeSet};
 
 impl Known<'_> {
-    /// What kube-scheduler said of this node for the pod.
+    /// kube-scheduler's verdict on this node for the pod.
     pub fn evidence(&self, pod: &PodFacts, node: &str) -> Evidence {
         if self.is_short_in_sum(pod, node) {
             return Evidence::Short;
@@ -21,8 +21,8 @@ impl Known<'_> {
         }
     }
 
-    /// Is a pod about to come that kube-scheduler has not counted, and that decides whether the node is for this one? It
-    /// counts those that it nominated.
+    /// Is a pod about to come that kube-scheduler has not counted, and that may decide whether this pod fits the node?
+    /// kube-scheduler counts the pods that it nominated.
     pub fn awaits_others(&self, pod: &PodFacts, node: &str) -> bool {
         let regards = pod.constraints.regards;
         let counts = |other: &PodFacts, cause: Cause| {
@@ -47,8 +47,8 @@ impl Known<'_> {
                 && all.any(|(it, cause)| it.namespace == pod.namespace && counts(it, cause))
     }
 
-    /// Must kube-scheduler be asked again before another pod is disrupted for this one on a node that it has offered? What it
-    /// leaves open then.
+    /// Must kube-scheduler be asked again before another pod on this node is disrupted for the pod? If so, its verdict
+    /// so far.
     pub fn outdated(&self, pod: &PodFacts, node: &str) -> Option<Evidence> {
         let evidence = self.evidence(pod, node);
         let is_old = match evidence {
@@ -72,9 +72,9 @@ impl Known<'_> {
         })
     }
 
-    /// Did kube-scheduler offer this node for the pod lately, or can it not, so that others may be disrupted for it
-    /// there? Not where something after this extender refused the pod, nor where other pods decide and none of its calls
-    /// tells.
+    /// Did kube-scheduler lately offer this node for the pod, or can it not offer it, so that others may be disrupted
+    /// there? Not if something after this extender refused the pod there. Nor if other pods decide and no call of
+    /// kube-scheduler shows the result.
     pub fn was_offered(&self, pod: &PodFacts, node: &str) -> bool {
         let tried = self.shown.tried(&pod.uid);
         let refused = tried.is_some_and(|tried| tried.has(node));

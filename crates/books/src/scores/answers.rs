@@ -1,10 +1,10 @@
-//! What filter found out, laid out for a scan over thousands of nodes: a call touches a few bytes
-//! per node, next to each other, and computes only what it has not seen.
+//! The remembered answers of filter, laid out for a scan over thousands of nodes. A call reads a few bytes per node,
+//! next to each other, and computes only new answers.
 //!
-//! An answer is a function of a request under a policy, of what a node's view is, and for `tight`
-//! of what that has learnt. Nodes whose views are equal are in the same *state* and share their
-//! answers; a node that changes moves to another state. Policies count whole MiB of host memory, so
-//! views that differ within a MiB are equal here: machines of one make differ by a few KiB.
+//! An answer is a function of a request under a policy, of a node's view, and for `tight` of its lessons. Nodes with
+//! equal views are in the same *state* and share their answers; a node that changes moves to another state. Policies
+//! count whole MiB of host memory, so views that differ within a MiB are equal here. Machines of one make differ by a
+//! few KiB.
 
 use std::cmp::Reverse;
 use std::hint::black_box;
@@ -53,7 +53,7 @@ pub(crate) struct Answers {
     lessons: u64,
 }
 
-/// What a call reads of each node, and no more.
+/// The data of a node that a call reads, and no more.
 #[derive(Debug)]
 struct Entry {
     gate: Gate,
@@ -65,7 +65,7 @@ struct Entry {
 struct Row {
     key: (Arc<Request>, PolicyKind),
     used: u64,
-    /// Lookups, not those in advance.
+    /// Lookups by calls; expected requests do not count.
     asked: u64,
     lessons: u64,
     answers: Vec<Answer>,
@@ -94,7 +94,7 @@ impl Row {
 
 pub(super) type Answer = Option<Result<Cost, Refusal>>;
 
-// Filter is as slow as what it reads is large.
+// The time of a filter call grows with the size of these types.
 const _: () = assert!(size_of::<Answer>() <= 32 && size_of::<Entry>() <= 24);
 
 /// The different views there are.
@@ -230,7 +230,7 @@ impl Answers {
         class
     }
 
-    /// This will be asked before long. Others of which that is said as well are not forgotten for it.
+    /// Filter will soon look up this request. Its class does not displace another expected class.
     pub(crate) fn expect(&mut self, request: &Arc<Request>, policy: PolicyKind) {
         let full = self.rows.len() >= self.limit();
         if !full || self.oldest().is_some_and(|old| !self.is_expected(old)) {
@@ -317,7 +317,8 @@ impl Answers {
         found >= limit
     }
 
-    /// What it took, in answers without a search; zero if there was nothing to find.
+    /// Finds the answer of a class for a state. Returns the cost in answers without a search, or zero if nothing was to
+    /// be found.
     fn answer(
         &mut self,
         class: ClassId,

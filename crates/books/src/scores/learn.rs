@@ -1,4 +1,4 @@
-//! What the pods that are listed now ask for, as the policy sees it.
+//! The requests of the pods that are listed now, as the policy sees them.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::maps::HashMap;
 /// of any size by the same share.
 const DECISIONS_PER_LOOK: usize = 16;
 
-/// `Ledger::warm` learns when this share of what filter would wait for is reached.
+/// `Ledger::warm` learns when the changes reach this share of the amount at which filter would have to learn.
 const EARLY: f64 = 0.75;
 
-/// What a pod asks for, and the models that it is bound to, by label.
+/// A pod's request, and the labels of the models that it is bound to.
 type Wish = (Arc<Request>, Arc<[Box<str>]>);
 
-/// How many pods ask for GPU memory and have not released it, by their wish. Whether a gated pod will
-/// come at all is for others to say: it does not count.
+/// How many pods ask for GPU memory and have not released it, by their wish. A gated pod does not count: other
+/// components decide whether it comes at all.
 #[derive(Debug, Default)]
 pub(super) struct Demand {
     wishes: HashMap<Wish, usize>,
@@ -79,7 +79,7 @@ impl Make {
 }
 
 impl Scores {
-    /// Learns again what pods ask for: from those known now and from nothing else.
+    /// Learns the requests of pods again: from the pods that are known now and from nothing else.
     pub fn learn(&mut self, books: &Books) {
         let makes = makes(books);
         let cards = || makes.iter().flat_map(|make| &make.cards);
@@ -124,8 +124,8 @@ impl Scores {
         self.learn_if_due(1.0, books);
     }
 
-    /// Learns if the number of pods that ask has changed by a third since the last time; looks at
-    /// what is scarce once in a while; both at this `share` of what is due.
+    /// Learns if the number of pods that ask has changed by a third since the last time. Looks at scarcity once in a
+    /// while. Does both already at this `share` of the due amount.
     fn learn_if_due(&mut self, share: f64, books: &Books) {
         let (now, then) = (self.demand.pods as f64, self.learnt as f64);
         let looks = (books.nodes().len() / DECISIONS_PER_LOOK) as f64;

@@ -1,4 +1,4 @@
-//! What nodes cost for requests: what filter remembers of that, and what policies have learnt.
+//! The costs of nodes for requests: the remembered answers of filter, and the lessons of policies.
 //!
 //! All of it follows from the books and could be computed from them at any time. It does not know
 //! pods' names, reservations or who waits.
@@ -22,7 +22,7 @@ pub use answers::ClassId;
 use learn::Demand;
 pub use slots::Slot;
 
-/// What is remembered and learnt. See the module's documentation.
+/// Remembered answers and lessons. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Scores {
     /// The policy for pods that name none.
@@ -86,7 +86,7 @@ impl Scores {
         self.answers.slot(name)
     }
 
-    /// What is to be known first of the node there.
+    /// The gate of the node in this slot, which every question checks first.
     pub fn gate(&self, slot: Slot) -> Gate {
         self.answers.gate(slot)
     }
@@ -97,8 +97,8 @@ impl Scores {
         self.answers.class(request, policy, nodes)
     }
 
-    /// What the node would cost for the request, which is of this class: from memory if such a node was
-    /// asked about before.
+    /// The cost of the node for the request, which is of this class. It comes from memory if an equal node was
+    /// evaluated before.
     pub fn cost(
         &mut self,
         class: ClassId,
@@ -118,7 +118,7 @@ impl Scores {
         found.map_err(Reason::Fit)
     }
 
-    /// The best placement on a view within what the call may spend, whatever the rules of the request.
+    /// The best placement on a view within the budget of the call, whatever the rules of the request.
     pub(crate) fn fit_within(
         &self,
         view: &NodeGpus,
@@ -130,7 +130,7 @@ impl Scores {
         found.map_err(Reason::Fit)
     }
 
-    /// The same among the cards that the rules of the request leave it.
+    /// The best placement among the cards that the rules of the request allow.
     pub(crate) fn fit_among(
         &self,
         view: &NodeGpus,
@@ -143,7 +143,7 @@ impl Scores {
         found.map_err(Reason::Fit)
     }
 
-    /// One sentence on what speaks for these charges.
+    /// One sentence with the reasons for these charges.
     pub fn because(&self, view: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> String {
         because(view, request, charges, self.policy(request), &self.tight)
     }

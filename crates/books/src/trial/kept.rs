@@ -20,7 +20,7 @@ struct Other<'a> {
 }
 
 impl<'a> Other<'a> {
-    /// What is earmarked, if it is for this cause.
+    /// The earmark, if `is_it` accepts its cause.
     fn earmark_if(&self, is_it: impl Fn(Cause) -> bool) -> Option<&'a Earmark> {
         self.earmark.filter(|it| is_it(it.cause()))
     }
@@ -50,7 +50,7 @@ impl Known<'_> {
                 let pod = self.earmarks.pod_of(holder, self.books)?;
                 Some(Other { pod, earmark })
             });
-        // Room that a pod was woken for is not for those of lower priority. Among equals the first that asks has it.
+        // Room for which a pod was woken is not for pods of lower priority. Among equals the first that asks gets it.
         let woken = self.woken_for(name);
         let woken = woken.filter_map(|uid| self.books.pod(uid));
         let woken = woken.filter(|it| it.priority > pod.priority);
@@ -87,8 +87,8 @@ impl Known<'_> {
 }
 
 impl<'k> Trial<'k> {
-    /// Takes from what is left of a node what pods for which room is kept there will need, beyond what those have who leave, and
-    /// beyond what is reclaimed for them. False if no room is kept from the `asker`.
+    /// Reduces `left` by the needs of the pods for which room is kept there. Memory of pods that leave, and memory that
+    /// is reclaimed for them, covers these needs first. False if no room is kept from the `asker`.
     pub(super) fn keep(
         &self,
         left: &mut Left,
@@ -106,7 +106,7 @@ impl<'k> Trial<'k> {
         let mut later = self.once_left(name, &kept);
         let spot = later.spot(name, asker, budget)?;
         if self.starts {
-            // Those that start are over by then; those for which room is kept start.
+            // Current starts are over by then; the pods for which room is kept start.
             later.count_starts(spot);
         }
         for Other { pod, earmark } in kept {
@@ -125,8 +125,8 @@ impl<'k> Trial<'k> {
         Ok(true)
     }
 
-    /// The same what-if once pods have left the node, for one of these or anyway, and borrowers have given back what is
-    /// reclaimed. One that should be gone by now does not leave, nor gives anything back.
+    /// This what-if after pods have left the node, for a `kept` pod or anyway, and borrowers have returned reclaimed
+    /// memory. A late pod does not leave, nor does it give memory back.
     fn once_left(&self, name: &str, kept: &[Other<'_>]) -> Trial<'k> {
         let stays = |uid: &Uid| {
             let pod = self.known.books.pod(uid);

@@ -1,4 +1,4 @@
-//! What of a node is left for a pod.
+//! The resources of a node that are left for a pod.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ pub enum Host {
     /// All that it requests, if the node's are known. kube-scheduler has not compared the node as it would be: anti-affinity
     /// counts too.
     Whole,
-    /// What is not kept for others: kube-scheduler has compared the rest, with a view of its own.
+    /// At most the amount that would be free without room kept for others. kube-scheduler has compared the rest, with
+    /// its own view.
     Beside,
 }
 
@@ -104,7 +105,7 @@ impl Left {
         self.rules.iter().map(|(rules, cards)| (&**rules, &**cards))
     }
 
-    /// What can be said at little cost: false if such a pod does not fit.
+    /// A cheap estimate: false if a pod with this request does not fit.
     pub fn may_fit(&self, request: &Request) -> bool {
         self.has_host(request, Host::Whole) && request.may_fit(&self.view)
     }

@@ -1,4 +1,5 @@
-//! Limits of GPU memory by cgroup, in a file beside the machine's: what one process sets, others read.
+//! Limits of GPU memory by cgroup, in a file next to the machine's: other processes read the limits that one process
+//! sets.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use super::{Gpu, ReadError};
 /// NVML's hard limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
 
-/// What a cgroup may use of a card, in bytes.
+/// The memory of a card that a cgroup may use, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
@@ -18,9 +19,9 @@ pub struct Limit {
     pub gpu: String,
     /// Full path of the cgroup's directory.
     pub cgroup: PathBuf,
-    /// What the driver tries to keep for it.
+    /// Memory that the driver tries to keep for it.
     pub soft: u64,
-    /// What it cannot exceed.
+    /// The most memory that it can use.
     pub hard: u64,
 }
 
@@ -29,13 +30,13 @@ pub struct Limit {
 pub struct Limits(PathBuf);
 
 impl Limits {
-    /// Those beside the file that describes a machine.
+    /// The limits of the machine that the file `machine` describes. They are in a file next to it.
     #[must_use]
     pub fn beside(machine: &Path) -> Self {
         Self(machine.with_extension("limits.yaml"))
     }
 
-    /// All of them; those of cgroups that are gone have gone with them.
+    /// All limits; limits of cgroups that are gone are left out.
     ///
     /// # Errors
     /// [`ReadError`] if the file cannot be used.

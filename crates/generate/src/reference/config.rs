@@ -47,7 +47,7 @@ fn text<'a>(schema: &'a Value, key: &str) -> &'a str {
     schema[key].as_str().unwrap_or_default()
 }
 
-/// What the API server lets through.
+/// The values that the API server accepts.
 fn values(schema: &Value) -> String {
     let listed = |words: &Vec<Value>| {
         let words = words.iter().filter_map(Value::as_str);

@@ -9,7 +9,7 @@ use super::{Table, code, sentence, titled};
 
 /// Labels whose values the cluster chooses, whatever the sample has.
 const OPEN: [&str; 5] = ["gpu", "gpu_uuid", "model", "revision", "version"];
-/// What stands in a sample for such a value.
+/// The text that replaces such a value in a sample.
 const ANY: &str = "…";
 const ALERTS: &str = include_str!("../../../../manifests/alerts/gpustow.rules.yaml");
 

@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use crate::root;
 
-/// What people come for. Each has at most three pages, in docs/tasks.md.
+/// The tasks of readers. Each has at most three pages, in docs/tasks.md.
 const TASKS: [&str; 10] = [
     "Install gpustow",
     "Run a first pod",
@@ -67,7 +67,7 @@ fn each_of_ten_tasks_has_at_most_three_pages() -> io::Result<()> {
     Ok(())
 }
 
-/// What a title says without the words that any has.
+/// The words of a title without the small words that any title has.
 fn words(title: &str) -> BTreeSet<String> {
     let words = title.split(|it: char| !it.is_alphanumeric());
     let words = words.map(str::to_lowercase);
@@ -92,7 +92,7 @@ fn no_two_titles_are_alike() -> io::Result<()> {
     Ok(())
 }
 
-/// Every page for users begins with a sentence that says what it is for, before any table, list or code.
+/// Every page for users begins with a sentence that states its purpose, before any table, list or code.
 #[test]
 fn every_page_begins_with_its_purpose() -> io::Result<()> {
     for (_, target) in links(&page("SUMMARY.md")?) {

@@ -1,4 +1,4 @@
-//! The committed files are those that the generator writes.
+//! The committed files equal the generator's output.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::root;
 
-/// What `gpustow-generate --check` complains of.
+/// The complaint of `gpustow-generate --check`.
 fn complaint(args: &[&str]) -> Result<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpustow-generate"));
     let output = command.arg("--check").args(args).output()?;

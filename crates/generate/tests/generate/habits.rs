@@ -1,4 +1,4 @@
-//! Habits that make a sentence hard to read, counted in every text that users see. A count may only go down.
+//! Habits that make a sentence hard to read, counted in every text that users see and in comments. A count may only go down.
 //!
 //! * `what` for a noun: "what it requests" instead of "its request".
 //! * A verb with `no` before its object: "takes no pods" instead of "gets no new pods" or "does not place pods".
@@ -15,11 +15,12 @@ use crate::words::{CRATES, below, literals};
 const HABITS: [&str; 6] = ["what", "no X", "say or tell", "the same", "those", "beside"];
 
 /// Which texts, and the most that they have of each habit.
-const BOUNDS: [(&str, [usize; 6]); 4] = [
+const BOUNDS: [(&str, [usize; 6]); 5] = [
     ("pages", [1, 1, 0, 0, 0, 0]),
     ("manifests, forms, page and pictures", [0, 0, 0, 0, 0, 0]),
     ("help", [0, 0, 0, 0, 0, 0]),
     ("messages", [5, 6, 5, 0, 0, 2]),
+    ("comments", [23, 1, 4, 2, 2, 3]),
 ];
 
 /// A word in small letters, and whether a sentence or a part of it ends there.
@@ -103,6 +104,12 @@ fn said(name: &str, text: &str) -> String {
     parts.collect::<Vec<_>>().join("\n")
 }
 
+/// The text of a line that is a comment.
+fn comment(line: &str) -> Option<&str> {
+    let text = line.trim().strip_prefix("//")?;
+    Some(text.trim_start_matches(['/', '!']).trim())
+}
+
 /// Every text of a kind, with the file that has it.
 fn texts(kind: &str) -> io::Result<Vec<(String, String)>> {
     let root = root();
@@ -147,6 +154,18 @@ fn texts(kind: &str) -> io::Result<Vec<(String, String)>> {
                 let lines = lines.filter_map(|line| line.strip_prefix("///"));
                 let help = lines.collect::<Vec<_>>().join("\n");
                 texts.push((named(&path), help));
+            }
+        }
+        "comments" => {
+            for folder in ["src", "crates", "tests", "benches"] {
+                for path in below(&root.join(folder), ".rs")? {
+                    let text = read(&path)?;
+                    let lines: Vec<_> = text.lines().map(comment).collect();
+                    let blocks = lines.split(|line| line.is_none_or(str::is_empty));
+                    let blocks = blocks.map(|block| block.iter().flatten().copied());
+                    let blocks = blocks.map(|block| spoken(&block.collect::<Vec<_>>().join("\n")));
+                    texts.extend(blocks.map(|block| (named(&path), block)));
+                }
             }
         }
         _ => {

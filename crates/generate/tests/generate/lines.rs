@@ -6,7 +6,7 @@ use crate::root;
 use crate::tidy::code_below;
 
 /// Parts, their folders, and the most lines of code that they have: Rust without comments, blank lines and unit tests.
-/// A removal lowers its part's budget. A part that needs more takes it from another, and the commit says why.
+/// A removal lowers its part's budget. A part that needs more takes it from another, and the commit gives the reason.
 const BUDGETS: [(&str, &[&str], usize); 17] = [
     (
         "ledger",

@@ -39,7 +39,7 @@ fn prose(page: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// What stands in parentheses behind a bracket.
+/// The text in parentheses behind a bracket.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
     let ends = prose.split("](").skip(1);
     ends.filter_map(|rest| Some(rest.split_once(')')?.0))
@@ -88,7 +88,7 @@ fn every_link_leads_somewhere() -> io::Result<()> {
             if target != page && !page.ends_with("SUMMARY.md") {
                 led_to.extend(target.canonicalize());
             }
-            // The book has no page for a folder.
+            // The book does not have pages for folders.
             let is_page =
                 target.is_file() || target.is_dir() && !page.canonicalize()?.starts_with(&docs);
             let leads = (is_page || link.starts_with(BLOB) && target.exists())

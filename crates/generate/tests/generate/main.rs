@@ -1,4 +1,4 @@
-//! What the source tree promises: its rules, its words, its links, and that generated files are up to date.
+//! The promises of the source tree: its rules, its words, its links, and that generated files are up to date.
 
 mod book;
 mod generated;

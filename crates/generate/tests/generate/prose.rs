@@ -21,7 +21,7 @@ pub(crate) fn pages() -> io::Result<Vec<(String, String)>> {
         .collect()
 }
 
-/// What has a letter or a digit, so that the bars of a table are none.
+/// Counts the words with a letter or a digit, so that the bars of a table are none.
 fn words(text: &str) -> usize {
     let words = text.split_whitespace();
     words

@@ -1,5 +1,5 @@
-//! What the source tree promises: the decision depends on nothing, the ledger on no client, runtime or
-//! clock, and each set of strings is spelled in one file.
+//! The promises of the source tree: the decision depends on nothing, the ledger on no client, runtime or clock. Each
+//! set of strings is spelled in one file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ fn an_environment_variable_means_one_thing() -> io::Result<()> {
     Ok(())
 }
 
-/// What a look at the source can tell: the caller passes the time in, and nothing waits.
+/// As far as a look at the source can show: the caller passes the time in, and nothing waits.
 #[test]
 fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
     for library in LEDGER.iter().chain(&["crates/pack/src"]) {
@@ -168,8 +168,7 @@ fn ledger_code() -> io::Result<Vec<(PathBuf, String)>> {
     Ok(all.collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// What changes the ledger's books is one of their verbs, and scores and queue follow it: no other code
-/// reaches a field.
+/// Only a verb of the ledger's books changes them, and scores and queue follow it: no other code reaches a field.
 #[test]
 fn no_field_of_the_ledger_is_visible_outside_its_part() -> io::Result<()> {
     for (path, code) in ledger_code()? {
@@ -285,7 +284,8 @@ pub(crate) fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
     Ok(found)
 }
 
-/// Each function of the product that calls itself, and what bounds its depth. Nothing that a tenant writes may.
+/// Each function of the product that calls itself, and the bound of its depth. No value that a tenant writes may be the
+/// bound.
 const RECURSIVE: [(&str, &str, &str); 12] = [
     (
         "generate/src/reference/flags.rs",

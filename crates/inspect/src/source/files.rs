@@ -73,7 +73,7 @@ fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Read { path, source }
 }
 
-/// What is wrong in a file.
+/// The error in a file.
 type Wrong = Box<dyn std::error::Error + Send + Sync>;
 
 impl Lists {
@@ -117,7 +117,7 @@ impl Lists {
                 self.fence.get_or_insert_default().push(object);
             }
             "Lease" => self.leases.push(serde_json::from_value(object)?),
-            // There are two forms of Events, and one that cannot be read says nothing.
+            // There are two forms of Events, and an unreadable Event is ignored.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),
             "Namespace" => (self.bounds.namespaces).push(serde_json::from_value(object)?),
             "ResourceQuota" => (self.bounds.quotas).push(serde_json::from_value(object)?),

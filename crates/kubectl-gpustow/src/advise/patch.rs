@@ -1,12 +1,12 @@
-//! A patch of a workload that makes its next pods request what is advised.
+//! A patch of a workload that gives its next pods the advised request.
 
 use gpustow_api::names;
 use gpustow_api::owner::Owner;
 use gpustow_pack::Mib;
 use serde_json::{Value, json};
 
-/// For `kubectl patch`, with these MiB over all GPUs of the container, instead of so many whole GPUs. None for what cannot be
-/// changed once it is there, or is of an unknown kind.
+/// For `kubectl patch`, with these MiB over all GPUs of the container, instead of whole GPUs. None for an unknown kind,
+/// and for an object that cannot be changed after its creation.
 pub(super) fn of(
     workload: &Owner,
     resource: &str,

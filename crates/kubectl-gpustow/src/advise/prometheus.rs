@@ -1,11 +1,11 @@
-//! What containers with whole GPUs used, as a Prometheus server remembers it from NVIDIA's dcgm-exporter: advice before gpustow
-//! is installed.
+//! The past use of containers with whole GPUs, from NVIDIA's dcgm-exporter by way of a Prometheus server: advice before
+//! gpustow is installed.
 //!
 //! A series names the pod that has the GPU, and only the cluster knows the pod's workload and image. A pod that is gone counts
 //! if one with the same template is there: one of the same ReplicaSet or Job, whose templates do not change. Of a pod that is
 //! there nothing counts from before its creation, since others may have had its name.
 //!
-//! dcgm-exporter tells what all programs use of a GPU. So no minute counts in which a GPU had several pods.
+//! dcgm-exporter reports the use of a GPU by all programs. So a minute in which a GPU had several pods does not count.
 //!
 //! Source of names and units: `etc/default-counters.csv` and `internal/pkg/transformation/kubernetes.go` of
 //! github.com/NVIDIA/dcgm-exporter.
@@ -32,7 +32,7 @@ use serde_json::json;
 
 use super::{Histories, Key, key};
 
-/// What all programs use of each GPU, and what is free of it, in MiB.
+/// The memory of each GPU that all programs use, and its free memory, in MiB.
 const USED: &str = "DCGM_FI_DEV_FB_USED";
 const FREE: &str = "DCGM_FI_DEV_FB_FREE";
 const MINUTE: i64 = 60;
@@ -117,17 +117,17 @@ impl Labels {
 /// A GPU's UUID, and the number of its MIG instance if there is one.
 type Gpu = (String, String);
 
-/// By minute, what was used, and the size of the GPU.
+/// By minute, the used memory and the size of the GPU.
 type Minutes = BTreeMap<i64, (Mib, Mib)>;
 
 /// When something was used, how much, and the size of the GPU.
 type Sample = (i64, Mib, Mib);
 
-/// What Prometheus knows.
+/// The data of Prometheus.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) histories: Histories,
-    /// Those on whose GPUs other pods were at the same time.
+    /// Containers that had other pods on their GPUs at that time.
     pub(super) shared: BTreeSet<Key>,
 }
 
@@ -269,7 +269,7 @@ impl Flags {
 }
 
 impl Server<'_> {
-    /// What is in the braces of a query, with this label too.
+    /// The text in the braces of a query, with this label too.
     fn matchers(&self, more: Option<(&str, &str)>) -> String {
         let more = more.map(|(name, value)| format!("{name}={}", json!(value)));
         let all = more.into_iter().chain(self.flags.labels.clone());
@@ -382,7 +382,7 @@ pub(super) struct WholeGpus<'a> {
 }
 
 impl<'a> WholeGpus<'a> {
-    /// None if it has ended, has no whole GPU, or already requests memory as `resource`.
+    /// None if it has ended, lacks whole GPUs, or already requests memory as `resource`.
     pub(super) fn of(object: &'a Pod, resource: &str) -> Option<Self> {
         let phase = object.status.as_ref().and_then(|it| it.phase.as_deref());
         let amount = |container: &Container, name: &str| {
@@ -422,7 +422,7 @@ impl<'a> Pods<'a> {
         Self { named, templates }
     }
 
-    /// The container of a series, its image, and since when what the series says is of that.
+    /// The container of a series, its image, and the time from which the series describes it.
     fn container(&self, labels: &Labels) -> Option<(Key, String, i64)> {
         let named = |name: &str| (labels.namespace.clone(), name.to_owned());
         let (pod, since) = match self.named.get(&named(&labels.pod)) {

@@ -1,4 +1,4 @@
-//! What is advised for one container, and what speaks against it.
+//! The advice for one container, and the objections to it.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use gpustow_pack::Mib;
 
 use super::{Key, Live, NO_PROCESS, Row, UNREADABLE, patch};
 
-/// The row of a container, by what its pods say and by the histories of all its images.
+/// The row of a container, from its pods and from the histories of all its images.
 pub(super) fn row(
     key: Key,
     resource: &str,
@@ -68,7 +68,7 @@ pub(super) fn row(
     }
 }
 
-/// What speaks against the advice, and whether it holds all the same.
+/// The objections to the advice, and whether the advice holds nevertheless.
 fn notes(
     live: &Live,
     basis: &Basis<'_>,
@@ -100,7 +100,7 @@ fn notes(
     (notes, holds)
 }
 
-/// What it needs on GPUs of each size, if that is not the same.
+/// The need on GPUs of each size, if the needs differ.
 fn unequal(basis: &Basis<'_>, permille: Option<u32>) -> Option<String> {
     let needs = basis.histories.iter().filter_map(|it| {
         let needed = it.advise(permille)?.request;

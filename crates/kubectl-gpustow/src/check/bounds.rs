@@ -1,4 +1,4 @@
-//! Quotas and LimitRanges that do not do what they seem to do.
+//! Quotas and LimitRanges without their apparent effect.
 
 use gpustow_admission::adopt::Terms;
 use gpustow_inspect::{Bounds, Cluster};

@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tar::{Builder, Header};
 
-/// Group, version and kind of each object, and whether those of gpustow's namespace are enough.
+/// Group, version and kind of each object, and whether only the objects in gpustow's namespace are read.
 const KINDS: [(&str, &str, &str, bool); 9] = [
     ("", "v1", "Node", false),
     ("", "v1", "Pod", false),
@@ -29,7 +29,7 @@ const KINDS: [(&str, &str, &str, bool); 9] = [
 const LINES: i64 = 5000;
 const LOGS: usize = 50;
 
-/// Writes objects, Events and logs of gpustow to `file`, beside these texts.
+/// Writes objects, Events and logs of gpustow, and these texts, to `file`.
 pub(crate) async fn write(source: &Source, file: &Path, texts: &[(&str, Vec<u8>)]) -> Result<()> {
     ensure!(
         source.from.is_none(),
@@ -107,7 +107,7 @@ fn without_environment(pod: &mut Value) {
     }
 }
 
-/// Adds the logs of gpustow's own containers, of those that ended too.
+/// Adds the logs of gpustow's own containers, and the logs of their previous runs.
 async fn logs(client: &Client, tar: &mut Builder<File>, left_out: &mut String) -> Result<()> {
     let api = Api::<Pod>::namespaced(client.clone(), names::NAMESPACE);
     let pods = match api.list(&ListParams::default()).await {

@@ -1,4 +1,4 @@
-//! What is wrong with one card, or with what uses it.
+//! Problems of one card, or of its users.
 
 use gpustow_api::gpunode::{Gpu, HeldBy};
 use gpustow_api::limit::Enforce;
@@ -136,7 +136,7 @@ fn over(
     findings.add(level, format!("pod/{}", pod.full_name()), problem, fix);
 }
 
-/// ResourceClaims that came after our pods: what allocates them does not know of these.
+/// ResourceClaims that came after our pods: their allocator does not know of the pods.
 fn claimed(gpu: &Gpu, view: &NodeView, card: &CardView, findings: &mut Findings) {
     let claimed: Mib = gpu.claims.iter().map(|it| Mib(it.held_mib)).sum();
     let over = (claimed + card.held).minus(card.capacity);

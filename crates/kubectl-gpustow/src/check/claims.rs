@@ -1,11 +1,11 @@
-//! What is shared with ResourceClaims of DRA drivers.
+//! GPUs that are shared with ResourceClaims of DRA drivers.
 
 use gpustow_api::{config, names};
 use gpustow_inspect::Cluster;
 
 use super::{Findings, Level};
 
-/// What the fence does, where it is on.
+/// Reports the effect of the fence, where it is on.
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     if !cluster.spec().claims.fence {
         return;

@@ -1,4 +1,4 @@
-//! What must hold of kube-scheduler's configuration.
+//! Rules for kube-scheduler's configuration.
 
 use gpustow_api::intree::nodes_to_find;
 use gpustow_api::names;
@@ -37,7 +37,7 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     }
 }
 
-/// What must hold of the scheduler's configuration.
+/// Checks the scheduler's configuration against the rules.
 fn configuration(object: &str, config: &Json, cluster: &Cluster, findings: &mut Findings) {
     let list = |value: &Json, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let ours = list(config, "extenders").into_iter().find_map(|extender| {
@@ -97,8 +97,8 @@ fn configuration(object: &str, config: &Json, cluster: &Cluster, findings: &mut 
     }
 }
 
-/// Looking at many nodes for each pod costs time; looking at a few opens nodes that others would have left empty. The limits
-/// are those of docs/packing.md.
+/// Looking at many nodes for each pod costs time; looking at few nodes opens nodes that could have stayed empty. The
+/// limits are in docs/packing.md.
 fn sampling(
     object: &str,
     config: &Json,

@@ -1,4 +1,4 @@
-//! Nodes that autoscalers leave alone because an extender said so that says so no more.
+//! Nodes that autoscalers leave alone because of an extender's mark, although no extender runs.
 
 use gpustow_api::names;
 use gpustow_inspect::Cluster;

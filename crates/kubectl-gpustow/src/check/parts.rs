@@ -232,7 +232,7 @@ fn agents(cluster: &Cluster, findings: &mut Findings) {
     );
 }
 
-/// By what the node says that it has GPUs.
+/// The node's label or capacity which shows that it has GPUs.
 fn gpus_by(node: &Node) -> Option<String> {
     let labels = node.labels();
     if labels.get(DEPLOY).is_some_and(|value| value != "true") {
@@ -252,7 +252,7 @@ fn gpus_by(node: &Node) -> Option<String> {
     label.or_else(capacity)
 }
 
-/// Where to look for why a node's agent says nothing.
+/// Where to look for the reason that a node's agent is silent.
 pub(super) fn look_at_agent(cluster: &Cluster, node: &str) -> String {
     let namespace = names::NAMESPACE;
     let Some(pod) = cluster.system.agent_on(node) else {

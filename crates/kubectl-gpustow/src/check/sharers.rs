@@ -1,4 +1,4 @@
-//! Other GPU sharers: whose pods run, in which unit they count, and what of theirs is still installed.
+//! Other GPU sharers: their pods, their units, and their parts that are still installed.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +89,7 @@ fn units(cluster: &Cluster, findings: &mut Findings) {
     }
 }
 
-/// The unit of gpushare, by what the node has of it and how large its GPUs are.
+/// The unit of gpushare, from the node's capacity of it and the size of the node's GPUs.
 fn unit(cluster: &Cluster, node: &str) -> Option<&'static str> {
     let status = cluster.nodes.get(node)?.status.as_ref()?;
     let units = quantity::whole(status.capacity.as_ref()?.get(names::GPUSHARE_MEM)?)?;

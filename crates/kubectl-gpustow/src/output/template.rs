@@ -60,7 +60,7 @@ impl FromStr for Template {
     }
 }
 
-/// What stands before the closing brace, and what comes after it.
+/// The text before the closing brace, and the text after it.
 fn expression(inside: &str) -> Result<(&str, &str), String> {
     let mut quote = None;
     let mut escaped = false;

@@ -1,4 +1,4 @@
-//! What stands in a cell.
+//! The content of a cell.
 
 use std::cmp::Ordering;
 use std::fmt::Display;
@@ -29,7 +29,7 @@ pub(crate) enum Value {
     Bar(Mib, Mib, Mib),
 }
 
-/// What a value is made from, each in its own way.
+/// The types that become a value, each in its own way.
 macro_rules! values {
     ($($from:ty: $it:ident => $value:expr),*) => {
         $(impl From<$from> for Value {

@@ -1,5 +1,5 @@
-//! What the page shows, as JSON that is built once for all pages: a text per node, so that what
-//! changed is found by comparing texts. Memory is in MiB.
+//! The content of the page, as JSON that is built once for all pages. Each node has a text, so that comparing texts
+//! finds the changes. Memory is in MiB.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Picture {
     rest: Arc<str>,
 }
 
-/// What one page has been sent.
+/// The picture that one page received last.
 #[derive(Default)]
 pub(crate) struct Seen {
     last: Option<Arc<Picture>>,
@@ -136,7 +136,7 @@ fn node(
 }
 
 impl Seen {
-    /// What `picture` has that was not sent yet; everything at first.
+    /// The parts of `picture` that were not sent yet; everything at first.
     pub(crate) fn changes(&mut self, picture: &Arc<Picture>) -> Option<String> {
         let old = self.last.replace(picture.clone());
         let is_new = |name: &String, text: &Arc<str>| {

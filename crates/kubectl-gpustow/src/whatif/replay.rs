@@ -55,7 +55,7 @@ struct Asking {
     node: Option<Arc<str>>,
 }
 
-/// What a replay is made from.
+/// The data for a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Inventory {
     resource: String,
@@ -78,13 +78,13 @@ pub(super) struct Scenario {
     pub(super) placed: usize,
     /// Pods that wait, by namespace and name.
     pub(super) waiting: BTreeSet<String>,
-    /// Those that have a place now.
+    /// Pods that have a place now and wait here.
     pub(super) newly_waiting: Vec<String>,
     /// Pods that wait now and have a place here.
     pub(super) newly_placed: Vec<String>,
-    /// What pods hold.
+    /// The memory that pods hold.
     pub(super) allocated: Mib,
-    /// What they may hold.
+    /// The memory that pods may hold.
     pub(super) capacity: Mib,
     /// GPUs that no pod holds anything on.
     pub(super) empty: usize,
@@ -290,7 +290,7 @@ impl Inventory {
             .find(|member| kinds.get(&kind(member)) == Some(most))
     }
 
-    /// The nodes by what pods hold there, the emptiest first.
+    /// The nodes by the memory of their pods, the emptiest first.
     fn emptiest(&self, placed: &Placed) -> Vec<String> {
         let mut names: Vec<String> = self.members.iter().map(Member::name).collect();
         names.sort_by_key(|name| placed.nodes.get(name).map(|(held, _)| *held));
@@ -302,7 +302,7 @@ impl Inventory {
             .retain(|member| !names.contains(&member.name()));
     }
 
-    /// What is there now.
+    /// The present state.
     pub(super) fn as_it_is(&self) -> Scenario {
         Scenario::new("now", None, &self.now, &self.now, self.pods.len())
     }
@@ -397,7 +397,7 @@ fn unscheduled(facts: PodFacts) -> PodFacts {
     }
 }
 
-/// A node like this one, with nothing on it but what runs on every node.
+/// A node like this one, with the pods of DaemonSets alone.
 fn copy(like: &Member, number: usize) -> Member {
     let name = format!("added-{number}");
     let mut copy = like.clone();

@@ -1,4 +1,4 @@
-//! Which pods of a waiting gang fit, and what the others need.
+//! Which pods of a waiting gang fit, and the needs of the others.
 
 use gpustow_api::PodFacts;
 use gpustow_inspect::{Cluster, try_pod};
@@ -18,7 +18,7 @@ pub(super) struct Gang {
     pub(super) parts: Vec<Part>,
 }
 
-/// Pods of a gang of which the same is to be said.
+/// Pods of a gang with one description.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Part {
     /// As in "2 fit on n".
@@ -27,7 +27,7 @@ pub(super) struct Part {
     pub(super) pods: Vec<String>,
 }
 
-/// What there is to say about the gang of a pod.
+/// The answer about the gang of a pod.
 pub(super) fn of(cluster: &Cluster, views: &[NodeView], gang: &GangView) -> Option<Gang> {
     let min_count = gang.min_count?;
     let mut parts: Vec<Part> = Vec::new();
@@ -71,7 +71,7 @@ pub(super) fn of(cluster: &Cluster, views: &[NodeView], gang: &GangView) -> Opti
     })
 }
 
-/// What a gang lacks before its pods are placed.
+/// The reason that the pods of a gang are not placed yet.
 pub(super) fn lacks(gang: &GangView) -> Option<String> {
     let whole = gang.part_of.as_ref().map(|whole| {
         format!(
@@ -110,7 +110,7 @@ fn lacks_itself(gang: &GangView) -> Option<String> {
     })
 }
 
-/// What a pod needs that does not fit beside the others.
+/// The need of a pod that does not fit together with the others.
 fn need(cluster: &Cluster, views: &[NodeView], pod: &PodFacts) -> String {
     let trial = try_pod(cluster, views, pod);
     let most = trial.refusals.iter().max_by_key(|(_, nodes)| **nodes);

@@ -1,4 +1,4 @@
-//! The GPUs that lack least for a pod, which pods must finish before it fits, and what to change if none suffices.
+//! The GPUs that lack least for a pod, the pods that must finish before it fits, and advice if none suffices.
 
 use gpustow_api::{PodFacts, names, owner};
 use gpustow_inspect::owner::{Holder, Owners};
@@ -20,7 +20,7 @@ pub(super) struct Finish {
     pub(super) pods: Vec<String>,
 }
 
-/// That node. None for a pod of one GPU, of which [`nearest`] says more, and where no pod's end suffices.
+/// That node. None for a pod of one GPU, which [`nearest`] explains better, and where no pod's end suffices.
 pub(super) fn fewest_to_finish(cluster: &Cluster, facts: &PodFacts) -> Option<Finish> {
     if !is_several(facts) {
         return None;
@@ -36,7 +36,7 @@ pub(super) fn fewest_to_finish(cluster: &Cluster, facts: &PodFacts) -> Option<Fi
     .filter(|finish| !finish.pods.is_empty())
 }
 
-/// Does an earlier pod of its own Deployment hold what it waits for? Then the rollout waits for itself.
+/// Does an earlier pod of its own Deployment hold the memory that it waits for? Then the rollout waits for itself.
 pub(super) fn own_rollout(
     cluster: &Cluster,
     pod: &Pod,
@@ -70,7 +70,7 @@ fn is_several(facts: &PodFacts) -> bool {
     claims.map(|claim| u64::from(claim.gpus)).sum::<u64>() > 1
 }
 
-/// What to change about a pod that no node could hold, however empty it were.
+/// Advice to change a pod that no node could hold, however empty it were.
 pub(super) fn advice(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) -> Option<String> {
     let resource = cluster.resource();
     let request = facts.asks.request()?;
@@ -155,7 +155,7 @@ pub(super) struct Near {
     #[serde(rename = "lacksBytes", serialize_with = "super::bytes")]
     pub(super) lacks: Mib,
     pub(super) healthy: bool,
-    /// Why it takes no pods.
+    /// Why it does not accept pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refuses: Option<String>,
     /// Why the driver holds no limit there, if the pod needs one.
@@ -175,7 +175,7 @@ impl Near {
     }
 }
 
-/// Why a card takes no pods, or none with a limit; what it lacks; where it is.
+/// Why a card does not accept pods, or pods with a limit; its shortage; its node; the card.
 type Found<'a> = (
     (Option<String>, Option<&'static str>),
     Mib,
@@ -183,8 +183,7 @@ type Found<'a> = (
     &'a CardView,
 );
 
-/// The cards that lack least. Memory is counted per card: what the largest asking container wants
-/// on one GPU.
+/// The cards that lack least. Memory is counted per card: the amount of the largest asking container on one GPU.
 pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) -> Vec<Near> {
     let Some(request) = facts.asks.request() else {
         return Vec::new();

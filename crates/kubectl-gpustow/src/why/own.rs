@@ -1,4 +1,4 @@
-//! `why` and `fit` for users who may not list the whole cluster: what a pod, its Events and the API server say.
+//! `why` and `fit` for users who may not list the whole cluster: answers from a pod, its Events and the API server.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::{Asks, PodFacts, names};
@@ -13,7 +13,7 @@ use crate::lists::indices;
 /// Events that are shown, the last first.
 const EVENTS: usize = 4;
 
-/// What a pod of the user's namespace and its Events say.
+/// The answer from a pod of the user's namespace and its Events.
 pub(super) async fn why(source: &Source, cluster: &Cluster, pod: &PodInfo) -> Result<Why> {
     let (facts, object) = (&pod.facts, &pod.object);
     let (client, _) = source.client().await?;
@@ -72,7 +72,7 @@ fn says(cluster: &Cluster, facts: &PodFacts, pod: &Pod) -> (Verdict, String) {
     }
 }
 
-/// What the API server said of a pod that is not created, as it would create it.
+/// The API server's answer about a pod that is not created, as it would create it.
 pub(crate) fn fit(
     cluster: &Cluster,
     facts: &PodFacts,

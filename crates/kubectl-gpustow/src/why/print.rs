@@ -49,7 +49,7 @@ impl Why {
         Ok(())
     }
 
-    /// The pod, what it asks for, and the sentence about it.
+    /// The pod, its request, and the sentence about it.
     fn print_head(&self, out: &mut dyn Write) -> Result<()> {
         let name = match self.namespace.as_str() {
             "" => self.pod.clone(),
@@ -157,7 +157,7 @@ fn print_gang(gang: &Gang, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// What there is to say of a GPU beside its name.
+/// The description of a GPU, without its name.
 fn state(near: &Near) -> String {
     let lacks = match (&near.refuses, near.no_limit, near.lacks) {
         (Some(why), ..) => format!("takes no pods: {why}"),
@@ -190,7 +190,7 @@ fn state(near: &Near) -> String {
     format!("{} free, {lacks}{freed}{others}", memory(near.room))
 }
 
-/// Those of which the same is to be said once: the first, and how many more.
+/// GPUs with equal descriptions: the first, and the number of the others.
 fn grouped(all: &[Near]) -> Vec<(&Near, usize)> {
     let mut groups: Vec<(&Near, usize)> = Vec::new();
     for near in all {

@@ -1,4 +1,4 @@
-//! What the extender would do to make room for a waiting pod, or why it does nothing.
+//! The actions of the extender to make room for a waiting pod, or why it does nothing.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use gpustow_inspect::Cluster;
 use gpustow_ledger::{Cause, NotNow, Pursuit};
 use serde::Serialize;
 
-/// One means, and what it does.
+/// One means and its action.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Means {
     /// As in `GpustowConfig`.
@@ -16,7 +16,7 @@ pub(super) struct Means {
     pub(super) does: String,
 }
 
-/// What each means does for the pod. `is_reserved`: an Event says that GPUs are reserved for it.
+/// The action of each means for the pod. `is_reserved`: an Event shows that GPUs are reserved for it.
 pub(super) fn of(cluster: &Cluster, facts: &PodFacts, is_reserved: bool) -> Vec<Means> {
     let pod = Arc::new(facts.clone());
     let all = cluster.ledger.report(&pod, cluster.now).into_iter();

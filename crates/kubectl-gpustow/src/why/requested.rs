@@ -1,11 +1,11 @@
-//! What a pod requests: values for programs, words for people.
+//! The request of a pod: values for programs, words for people.
 
 use gpustow_api::PodFacts;
 use gpustow_inspect::memory;
 use gpustow_pack::Mib;
 use serde::Serialize;
 
-/// What the pod requests.
+/// The request of the pod.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Requested {
@@ -18,7 +18,7 @@ pub(super) struct Requested {
     pub(super) origin: Option<String>,
 }
 
-/// What a container requests.
+/// The request of a container.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct OfContainer {

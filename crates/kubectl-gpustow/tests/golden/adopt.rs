@@ -274,7 +274,7 @@ async fn rehearsal_and_check_name_what_quotas_and_limit_ranges_become() -> Resul
         note.to_string().contains("remove nvidia.com/gpu from it"),
         "{rows:#?}"
     );
-    // Those that hold as before are not named.
+    // Objects that hold as before are not named.
     let named = rows.iter().filter_map(|row| row["pod"].as_str());
     let named: Vec<_> = named
         .filter(|it| it.contains("/done/") || it.contains("/stays/"))

@@ -1,4 +1,4 @@
-//! What `advise` says of workloads of every sort.
+//! The output of `advise` for workloads of every sort.
 
 use anyhow::{Result, ensure};
 use gpustow_advice::History;

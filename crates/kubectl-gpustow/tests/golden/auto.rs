@@ -1,4 +1,4 @@
-//! What `fit` and `why` say of pods that leave their amount to the history of their workload.
+//! The output of `fit` and `why` for pods that leave their amount to the history of their workload.
 
 use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
@@ -30,7 +30,7 @@ fn objects() -> Vec<Value> {
     ]
 }
 
-/// What `fit` says of a StatefulSet of this name in this namespace, in one line.
+/// The output of `fit` for a StatefulSet of this name in this namespace, in one line.
 async fn fit(name: &str, namespace: &str, image: &str, notes: Value) -> Result<(Answer, String)> {
     let files = Files::new("auto", &objects())?;
     let mut template = json!({ "gpustow.dev/gpu-mem": "auto" });
@@ -117,7 +117,7 @@ async fn why_says_where_the_amount_is_from() -> Result<()> {
     let mut pod = waiting("web-0", "");
     pod["metadata"]["annotations"] = json!({ "gpustow.dev/gpu-mem": "auto-p95" });
     objects.push(pod.clone());
-    // Without the webhook such a pod is created all the same.
+    // Without the webhook the API server still creates such a pod.
     pod["metadata"]["name"] = json!("bare");
     pod["metadata"]["uid"] = json!("bare");
     pod["metadata"]["annotations"] = json!({ "gpustow.dev/gpu-mem": "auto" });

@@ -1,4 +1,4 @@
-//! What `capacity` tells autoscalers of instance types.
+//! The output of `capacity` for autoscalers about instance types.
 
 use anyhow::{Result, ensure};
 use serde_json::json;

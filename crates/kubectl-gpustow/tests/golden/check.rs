@@ -1,4 +1,4 @@
-//! What `check` makes of faults of a whole node, of pods that borrow, and of features without their permission.
+//! The output of `check` for faults of a whole node, for pods that borrow, and for features without their permission.
 
 use anyhow::{Result, ensure};
 use gpustow_api::faults::NodeFault;
@@ -43,7 +43,7 @@ async fn check_finds_a_feature_that_lacks_its_permission() -> Result<()> {
             json!([condition("Working", "Unreadable")]),
             Some(("the extender may not do it", "correct the object")),
         ),
-        // What the status says is older than the object, which is off now.
+        // The text in the status is older than the object, which is off now.
         (json!({}), json!([missing("Queue")]), None),
         (json!({}), json!([condition("Queue", "Off")]), None),
     ] {

@@ -1,4 +1,4 @@
-//! What people see of GPUs that they share with ResourceClaims.
+//! The output for GPUs that pods share with ResourceClaims.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ async fn a_claim_is_shown_with_its_name_its_pod_and_what_it_holds() -> Result<()
         printed["items"][0]["others"].as_array().map(Vec::len),
         Some(2)
     );
-    // What they hold is no memory of an unknown process.
+    // The memory of claims is not memory of an unknown process.
     let (_, rows) = files.check().await?;
     ensure!(
         !json!(rows).to_string().contains("no gpustow pod"),

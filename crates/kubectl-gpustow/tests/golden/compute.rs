@@ -1,4 +1,4 @@
-//! What people see of GPUs with MPS and of pods with a share of their compute.
+//! The output for GPUs with MPS and for pods with a share of their compute.
 
 use anyhow::{Result, ensure};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What people see of GPUs that an administrator has cordoned.
+//! The output for GPUs that an administrator has cordoned.
 
 use anyhow::{Result, ensure};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What `defrag` says where moving would gain something.
+//! The output of `defrag` where moving would gain something.
 
 use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;

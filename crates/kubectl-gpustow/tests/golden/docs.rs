@@ -1,5 +1,5 @@
-//! The documentation has what people see and search for: every Event and error of the extender, and the numbers of GPU
-//! errors.
+//! The documentation has the texts that people see and search for: every Event and error of the extender, and the
+//! numbers of GPU errors.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -77,7 +77,7 @@ fn every_error_that_kube_scheduler_quotes_is_explained() -> Result<()> {
             let Some(text) = literals(error).into_iter().next() else {
                 continue;
             };
-            // What stands before the first number or name.
+            // The text before the first number or name.
             let fixed = text.split('{').next().unwrap_or_default().trim();
             let fixed = if fixed.len() < 9 {
                 text.rsplit('}').next().unwrap_or_default().trim()
@@ -115,7 +115,7 @@ fn every_number_of_an_error_is_explained() -> Result<()> {
     Ok(())
 }
 
-/// What README shows is what the commands print of such a cluster.
+/// The examples in README equal the output of the commands for such a cluster.
 #[tokio::test]
 async fn readme_shows_what_is_printed() -> Result<()> {
     let page = read("README.md")?;

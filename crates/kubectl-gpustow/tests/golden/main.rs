@@ -1,5 +1,5 @@
 //! Every output of every command, byte by byte, on one cluster that has a bit of everything; and the page's server.
-//! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
+//! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes the present output of the commands.
 
 mod adopt;
 mod advise;
@@ -51,7 +51,7 @@ async fn output_of(from: &Path, command: &str, screen: Screen) -> Result<(Answer
     Ok((answer, String::from_utf8(out)?))
 }
 
-/// Compares what `command` prints with the file `golden/NAME`.
+/// Compares the output of `command` with the file `golden/NAME`.
 async fn golden(name: &str, command: &str, answer: Answer) -> Result<()> {
     golden_on(Screen::default(), name, command, answer).await
 }
@@ -63,7 +63,7 @@ async fn golden_on(screen: Screen, name: &str, command: &str, wanted: Answer) ->
     Ok(())
 }
 
-/// Compares what a command printed with the file `golden/NAME`.
+/// Compares the output of a command with the file `golden/NAME`.
 fn same(name: &str, command: &str, printed: &str) -> Result<()> {
     let file = here("golden").join(name);
     if std::env::var_os("GPUSTOW_BLESS").is_some() {
@@ -175,7 +175,7 @@ async fn why_explains_pods_in_every_state() -> Result<()> {
     golden("why.yaml", "why large -o yaml", Answer::No).await
 }
 
-/// The same cluster with what goes wrong in the worst moments.
+/// The cluster of the other tests, with the faults of the worst moments.
 #[tokio::test]
 async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Result<()> {
     let both = std::env::temp_dir().join(format!("gpustow-incidents-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! What `check` says of nodes that an extender marked for autoscalers.
+//! The output of `check` for nodes that an extender marked for autoscalers.
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;

@@ -17,7 +17,7 @@ pub(crate) struct Files(pub(crate) PathBuf);
 
 impl Files {
     pub(crate) fn new(name: &str, objects: &[Value]) -> Result<Self> {
-        // Tests beside this one may have files of the same name.
+        // Tests that run at the same time may have files of the same name.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let nth = COUNT.fetch_add(1, Ordering::Relaxed);
         let own = format!("gpustow-{name}-{}-{nth}", std::process::id());
@@ -28,7 +28,7 @@ impl Files {
         Ok(Self(folder))
     }
 
-    /// A file beside the folder's list that commands do not read as a part of the cluster.
+    /// A file next to the folder's list that commands do not read as a part of the cluster.
     pub(crate) fn file(&self, name: &str, object: &Value) -> Result<String> {
         let folder = self.0.join("other");
         std::fs::create_dir_all(&folder)?;

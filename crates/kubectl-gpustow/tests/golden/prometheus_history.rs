@@ -1,4 +1,4 @@
-//! `advise --prometheus`, and what it says of servers of every sort.
+//! `advise --prometheus`, and its output for servers of every sort.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::objects::{self, Files, waiting};
 const GPU: u64 = 24_000;
 const GIB: u64 = 1024;
 
-/// Serves what this says of a path with its query, to those with the token `secret` if `guarded`.
+/// Serves the answer for a path with its query, only to clients with the token `secret` if `guarded`.
 async fn serve(
     guarded: bool,
     answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -74,7 +74,7 @@ fn series(query: &str, pod: &str, mib: impl Fn(i64) -> String) -> Value {
     on(query, "GPU-n", pod, mib)
 }
 
-/// The last second of what is asked for.
+/// The last second of the requested time.
 fn end() -> i64 {
     (Timestamp::now().as_second() / 60 + 1) * 60
 }

@@ -1,4 +1,4 @@
-//! What `check` and `why` say of pods in the queue.
+//! The output of `check` and `why` for pods in the queue.
 
 use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;

@@ -1,4 +1,4 @@
-//! What `check` and `why` say where kube-scheduler looks at a part of the nodes.
+//! The output of `check` and `why` where kube-scheduler looks at a part of the nodes.
 
 use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{Files, healthy, node, waiting};
 
-/// The configuration of kube-scheduler with these settings of the profile, and with this line beside the profiles.
+/// The configuration of kube-scheduler with these settings of the profile, and with this line next to the profiles.
 fn configuration(profile: &str, beside: &str) -> Value {
     let text = format!(
         "kind: KubeSchedulerConfiguration\n{beside}\nprofiles: [{{schedulerName: gpustow-scheduler{profile}}}]\n\
@@ -17,7 +17,7 @@ fn configuration(profile: &str, beside: &str) -> Value {
         "data": { "gpustow-scheduler.yaml": text } })
 }
 
-/// A cluster with so many nodes more, which have no GPU.
+/// A cluster with this number of further nodes, all without a GPU.
 fn cluster(name: &str, nodes: usize, configuration: Value) -> Result<Files> {
     let mut objects = healthy().to_vec();
     let more = (0..nodes).map(|at| node(&format!("cpu-{at:05}"), &json!({}), "0"));

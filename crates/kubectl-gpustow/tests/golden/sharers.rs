@@ -1,4 +1,4 @@
-//! What people see of pods that have their GPUs from another sharer.
+//! The output for pods that have their GPUs from another sharer.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -143,7 +143,7 @@ async fn check_says_which_sharers_run_and_in_which_unit_they_count() -> Result<(
     .await
 }
 
-/// `check` has this row, whatever else it says.
+/// `check` has this row, whatever else it prints.
 async fn find(files: &Files, level: &str, problem: &str, fix: &str) -> Result<()> {
     let (_, rows) = files.check().await?;
     let found = rows.iter().any(|row| {

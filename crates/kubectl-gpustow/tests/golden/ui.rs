@@ -1,4 +1,4 @@
-//! The page's server: who is let in, what is sent, and how.
+//! The page's server: its access rules, its answers, and how it sends them.
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What the command prints, as it prints it.
+/// The output of the command, as it prints it.
 struct Printed(mpsc::UnboundedSender<String>);
 
 impl Write for Printed {

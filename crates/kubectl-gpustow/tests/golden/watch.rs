@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::objects::{Files, waiting};
 
-/// What was printed so far.
+/// The output so far.
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<Vec<u8>>>);
 
@@ -48,7 +48,7 @@ impl Printed {
     }
 }
 
-/// What `pods -w` prints in this form before and after a second pod has come.
+/// The output of `pods -w` in this form before and after a second pod has come.
 async fn watched(form: &str) -> Result<(String, String)> {
     let files = Files::new(&format!("watch-{form}"), &[waiting("one", "")])?;
     let from = files.0.display().to_string();

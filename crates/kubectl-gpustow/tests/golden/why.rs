@@ -1,4 +1,4 @@
-//! What `why` says of pods that no end of a single pod helps: of several GPUs, too large, or held to a limit.
+//! The output of `why` for pods that no end of a single pod helps: of several GPUs, too large, or held to a limit.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -48,7 +48,7 @@ fn asks(mib: u64, notes: &Value) -> Value {
     pod
 }
 
-/// What `why` says of the pod beside these, in one line.
+/// The output of `why` for the pod next to these objects, in one line and as printed.
 async fn why(mut objects: Vec<Value>, pod: Value) -> Result<(String, String)> {
     objects.push(pod);
     let files = Files::new("why", &objects)?;
@@ -171,7 +171,7 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
     ] {
         let (words, said) = why(both(limit), pod).await?;
         ensure!(words.contains(advice), "{advice}: {said}");
-        // The same cause is said once.
+        // The output gives an equal cause only once.
         let lines = said
             .lines()
             .filter(|line| line.contains(" GPU 0 ") || line.contains(" GPU 1 "));

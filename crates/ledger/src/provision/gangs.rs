@@ -1,7 +1,7 @@
-//! What gangs need that wait as a whole: the pods that have no place beside those that fit now.
+//! The needs of gangs that wait as a whole: the pods that do not get a place together with the fitting pods.
 //!
-//! To find that out may take long, so that one look does it for a few gangs, those first that were looked at the longest time
-//! ago. Of the others it goes by what it found before, or by what their placeholders stand for.
+//! This search may take long, so one look does it for a few gangs, the gangs with the oldest looks first. For the
+//! others the look uses its earlier result, or the pods for which their placeholders stand.
 
 use std::sync::Arc;
 
@@ -103,8 +103,9 @@ fn awaited<'a>(sight: &Sight<'a>, arriving: &HashSet<Arc<str>>) -> Vec<&'a Arc<s
     names.filter(is_awaited).collect()
 }
 
-/// The pods that the gang lacks: with them, enough of it are placed beside those that fit. Empty if no placeholder can
-/// stand for one of them, or if another means makes room for it; none if one look is not enough to tell.
+/// The pods that the gang lacks: with them, enough of it are placed together with the fitting pods. Empty if no
+/// placeholder can stand for one of them, or if another means makes room for it. None if one look is not enough for the
+/// answer.
 fn lacking(
     sight: &Sight<'_>,
     gang: &Group,

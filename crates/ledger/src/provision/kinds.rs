@@ -10,11 +10,11 @@ use gpustow_pack::{Card, Mib, NodeGpus, Traits};
 
 use super::{EXACT, Need, Placeholder, instance_type, seem_to_hold};
 
-/// Kinds that are told apart.
+/// The most kinds that are distinguished.
 const KINDS: usize = 32;
 /// Nodes of a kind that are asked whether a pod may go to the kind.
 const NODES: usize = 16;
-/// Placements that one look tries beside those that the policy prefers.
+/// Placements that one look tries in addition to the placements that the policy prefers.
 const TRIES: usize = 10_000;
 
 /// The kinds of nodes that are there, and the pods that need such a node.
@@ -84,7 +84,7 @@ impl<'a> Kinds<'a> {
         }
     }
 
-    /// What it has cost to go through all nodes for the kinds, and to place pods on them.
+    /// The cost of the walk through all nodes for the kinds, and of the placement of pods on the kinds.
     pub(super) fn spent(&self, sight: &Sight<'_>) -> u64 {
         let mut budget = Budget::of_look();
         budget.charge(sight.books.nodes().len() / 8);
@@ -132,7 +132,7 @@ impl Kind<'_> {
 #[derive(Clone)]
 pub(super) struct Bin {
     pods: Vec<usize>,
-    /// The kinds that it may be of, with what would be left.
+    /// The kinds that the node may be of, with the room that would be left.
     views: Vec<(usize, NodeGpus)>,
 }
 
@@ -167,7 +167,7 @@ impl Bin {
         }
     }
 
-    /// Takes the pod if a kind has room for it beside the others, in whatever order they are placed.
+    /// Takes the pod if a kind has room for it together with the others, in whatever order they are placed.
     pub(super) fn take(&mut self, index: usize, kinds: &Kinds<'_>) -> bool {
         let need = &kinds.needs[index];
         let mut with = self.pods.clone();
@@ -233,7 +233,7 @@ impl Kinds<'_> {
         left_of_new(view, &need.request, only, self.scores)
     }
 
-    /// What is left of a node of this kind beside all of these pods, if it takes them.
+    /// The room that is left on a node of this kind with all of these pods, if it takes them.
     fn left(&self, kind: usize, pods: &[usize]) -> Option<NodeGpus> {
         let empty = &self.all[kind].empty;
         let needs = pods.iter().map(|it| &self.needs[*it]);
@@ -302,7 +302,8 @@ pub(super) fn fewest(open: &[usize], kinds: &Kinds<'_>, times: impl Fn(usize) ->
         }
     };
     bins.extend(unknown.into_iter().map(alone));
-    // Those first in turn have the first nodes, but after all others those that no node answered, or that no known node takes.
+    // The pods that are first in turn get the first nodes. Pods that no node answered, or that no known kind takes,
+    // come after all others.
     bins.sort_by_key(|bin| {
         let first = bin.pods.iter().min().copied();
         (first.map_or(0, &times), bin.views.is_empty(), first)

@@ -1,25 +1,25 @@
-//! What is left of a node's room, and what it costs to ask whether a pod fits there.
+//! The room that is left on a node, and the cost of the question whether a pod fits there.
 
 use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Host, Left, Trial};
 use gpustow_means::Sight;
 
-/// What a fit costs, for each container of the pod.
+/// The cost of a fit of a pod with one container.
 const FIT: usize = 8;
 
-/// Would the pod fit in what is left of the node's room?
+/// Would the pod fit in the room that is left on the node?
 pub(super) fn fits(sight: &Sight<'_>, name: &str, left: &Left, pod: &PodFacts) -> bool {
     let mut trial = sight.trial().with(name, left);
     trial.fits(pod, name, Host::Whole, &mut Budget::all()) == Some(true)
         && (!sight.earmarks.has_earmarks(name) || sight.choose(name, pod).is_ok())
 }
 
-/// A node's room less what is offered there; `None` if no pod may go there.
+/// A node's room less the room that is offered there; `None` if no pod may go there.
 pub(super) fn unoffered(sight: &Sight<'_>, name: &str) -> Option<Left> {
     sight.check(name).ok()?;
     let mut trial = sight.trial().while_others_start().keeping_nothing();
     let offered = sight.offered.on(name).iter();
-    // What is kept is looked at on its own.
+    // Kept room is looked at on its own.
     let offered = offered.filter(|uid| !sight.earmarks.has_more_than_reservation(uid));
     for pod in offered.filter_map(|uid| sight.books.pod(uid)) {
         come(&mut trial, name, pod);
@@ -27,7 +27,7 @@ pub(super) fn unoffered(sight: &Sight<'_>, name: &str) -> Option<Left> {
     trial.left_for_all(name)
 }
 
-/// The same once the pod has come, too.
+/// The room that is left once the pod has come, too.
 pub(super) fn left_beside(
     sight: &Sight<'_>,
     name: &str,
@@ -46,7 +46,7 @@ fn come(trial: &mut Trial<'_>, name: &str, pod: &PodFacts) {
     }
 }
 
-/// What a fit of this pod costs.
+/// The cost of a fit of this pod.
 pub(super) fn price(pod: &PodFacts) -> usize {
     FIT * pod.containers.len().max(1).pow(2)
 }

@@ -1,4 +1,4 @@
-//! One node's room, offered to those who wait in the order of their turns.
+//! One node's room, offered to waiting pods in the order of their turns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::left::{fits, left_beside, price, unoffered};
 #[derive(Debug)]
 pub(super) struct Offering {
     pub(super) node: Arc<str>,
-    /// Its room less what was offered.
+    /// Its room less the offered room.
     left: Left,
     /// How many more may be offered all of it.
     extra: u32,
@@ -26,7 +26,7 @@ pub(super) struct Offering {
     next: BTreeMap<Turn, KindId>,
 }
 
-/// What a pod makes of an offer.
+/// The answer of a pod to an offer.
 enum Answer {
     /// It is to be woken.
     Comes(Arc<PodFacts>),
@@ -157,7 +157,7 @@ impl Wakes {
         }
     }
 
-    /// What one pod makes of the offer.
+    /// The answer of one pod to the offer.
     fn answer(
         &mut self,
         parts: &mut Parts,
@@ -200,7 +200,8 @@ impl Wakes {
         }
     }
 
-    /// What the pod's gang makes of the offer, if it is of one: a cycle tries all of its pods, so that one is woken.
+    /// The answer of the pod's gang to the offer, if the pod is of one. A cycle tries all pods of the gang, so one pod
+    /// is woken.
     fn answer_of_gang(
         &mut self,
         parts: &mut Parts,

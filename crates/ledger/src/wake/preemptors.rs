@@ -1,11 +1,11 @@
 //! Which queued pods are ungated without room, because kube-scheduler may evict others for them.
 //!
 //! Pods with equal requests, constraints and priority are one *class*: a node helps all of them or none. So a class
-//! looks at a node again only when the node has changed. What one look may cost is bounded ([`Budget::of_look`]), and the
+//! looks at a node again only when the node has changed. The cost of one look is bounded ([`Budget::of_look`]), and the
 //! next look goes on where it stopped. A round asks every class; the next round begins [`LOOK_EVERY`] later.
 //!
-//! A few pods are out for this at a time ([`MOST`]). A pod counts as long as it waits beside the queue and
-//! kube-scheduler has nominated it nowhere, up to [`OUT_FOR`]; then its class rests.
+//! A few pods are out for this at a time ([`MOST`]). A pod counts as long as it waits outside the queue and
+//! kube-scheduler has nominated it nowhere, up to [`OUT_FOR`]. Then its class rests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,10 +27,10 @@ const OUT_FOR: Duration = Duration::from_secs(60);
 /// A class whose pod was out for nothing rests for so long, and one that found nothing asks all nodes again.
 const REST: Duration = Duration::from_secs(300);
 
-/// Pods for which a node does the same.
+/// Pods for which a node has the same effect.
 type Class = (KindId, i32);
 
-/// What a class knows of the nodes.
+/// The knowledge of a class about the nodes.
 #[derive(Debug, Default)]
 struct Asked {
     /// To be looked at.
@@ -59,7 +59,7 @@ pub(super) struct Preemptors {
     /// Pods before it that joined since, or for which the work did not suffice.
     first: BTreeSet<Turn>,
     next_round: Duration,
-    /// What all looks have cost.
+    /// The cost of all looks.
     pub(super) spent: u64,
 }
 
@@ -171,12 +171,12 @@ impl Preemptors {
     }
 }
 
-/// What came of a look for one pod.
+/// The result of a look for one pod.
 enum Found {
     /// kube-scheduler may evict others for it.
     Node,
     Nothing,
-    /// There was not enough work left to tell.
+    /// There was not enough work left for the answer.
     NotYet,
 }
 
@@ -303,8 +303,8 @@ impl Wakes {
     }
 }
 
-/// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
-/// could not be told within the budget.
+/// Does the pod not fit on the node, and would it fit if all pods of lower priority were gone? [`Reason::NotYet`] if
+/// the budget is spent before the answer.
 fn evicts_on(
     sight: &Sight<'_>,
     name: &str,

@@ -10,7 +10,8 @@ use gpustow_queue::Ungate;
 
 /// Pods that are looked at to see whether the leader stalls.
 const LOOK_AT: usize = 16;
-/// Of pods that request the same and may go to the same nodes one is looked at, of so many kinds.
+/// The most kinds that are looked at. Pods with the same request for the same nodes are one kind, and one pod of each
+/// is looked at.
 const KINDS: usize = 64;
 
 /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled`].
@@ -32,7 +33,7 @@ pub(crate) fn stalled(sight: &Sight<'_>) -> Vec<Arc<PodFacts>> {
     );
     let first = kinds.take(KINDS).map(|pod| Turn::of(pod)).filter(fits);
     let first: Vec<Turn> = first.take(LOOK_AT).collect();
-    // What this replica chose by itself when it led is not the new leader's choice.
+    // The choices that this replica made when it led are not the new leader's choices.
     let needs_no_room = |why| matches!(why, Ungate::NotOurs | Ungate::Off);
     let leaving = gated.leaving().filter(|(_, why)| needs_no_room(*why));
     let leaving = leaving.map(|(turn, _)| turn).take(LOOK_AT);
@@ -73,8 +74,7 @@ fn may_be_assumed_instead(sight: &Sight<'_>, pod: &PodFacts) -> bool {
     others.by_ref().take(KINDS).any(fits) || others.next().is_some()
 }
 
-/// The first of those that request the same and may go to the same nodes, without those for which no GPU has enough
-/// memory free.
+/// The first of the pods with the same request for the same nodes, if a GPU has enough free memory for them.
 fn one_of_each<'p>(
     sight: &Sight<'_>,
     pods: impl Iterator<Item = &'p Arc<PodFacts>>,

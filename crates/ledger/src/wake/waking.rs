@@ -1,12 +1,11 @@
 //! Which waiting pods to wake when room appears.
 //!
-//! kube-scheduler puts a refused pod to sleep and does not see our room: it must be told, and only
-//! the pods that would fit should be, in the order in which the scheduler would take them.
+//! kube-scheduler puts a refused pod to sleep and does not see our room, so the extender must wake the pod. Only the
+//! pods that would fit should be woken, in the order in which the scheduler would take them.
 //!
-//! Nodes that gained room are offered one after the other: to the pods that fit there together, and
-//! if no pod comes, to twice as many in each further round, so that pods that something else keeps
-//! off the node do not keep the room from others for long. What one call may cost is bounded; the
-//! next goes on where it stopped.
+//! Nodes that gained room are offered one after the other, to the pods that fit there together. If no pod comes, each
+//! further round offers the node to twice as many pods. So pods with another obstacle soon stop keeping the room from
+//! others. The cost of one call is bounded; the next call goes on where it stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +21,9 @@ use super::left::{fits, price, unoffered};
 
 /// So many are let through without room before the first of them is seen to have gone.
 const STUCK: usize = 256;
-/// What one call may cost, in looks at a pod or a node.
+/// The most that one call may cost, in looks at a pod or a node.
 const WORK: usize = 8192;
-/// Pods of a kind that are told that no node could hold them.
+/// The most pods of a kind that get an Event that no node could hold them.
 const TOLD: usize = 16;
 /// Queued pods that are offered room before a pod that is not queued is given some.
 const AHEAD: usize = 64;
@@ -34,11 +33,12 @@ const AHEAD: usize = 64;
 pub(super) struct Look {
     uid: Uid,
     kind: KindId,
-    /// So many nodes are left to tell whether one could hold it if it were empty.
+    /// The nodes that are left for the question whether one could hold the pod if it were empty.
     all: usize,
-    /// What it needs on one card.
+    /// The memory that the pod needs on one card.
     least: Mib,
-    /// The last node with that much free that was looked at. Those with less are left: one that gains room is offered.
+    /// The last node with that much free memory that was looked at. Nodes with less free memory are left: a node that
+    /// gains room is offered.
     seen: Option<(Mib, Arc<str>)>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
@@ -63,8 +63,8 @@ impl Wakes {
         woken
     }
 
-    /// Before a pod is given room that was not queued, or has none reserved: queued pods are offered what
-    /// came free since the last look. `wake` names the pods that it is for.
+    /// Offers queued pods the room that came free since the last look. It runs before a pod gets room that was not
+    /// queued, or is without reserved room. `wake` names the pods that get the offer.
     pub(crate) fn look_at_queued(&mut self, parts: &mut Parts) {
         let mut ungated = Vec::new();
         self.offer(parts, AHEAD, WORK / 4, &mut ungated);
@@ -97,7 +97,7 @@ impl Wakes {
         self.unfinished = work == 0 || more_joined || looks_on;
     }
 
-    /// What was found for queued pods may have gone to others before them: there may be more. False if no pod is
+    /// Room that was found for queued pods may have gone to others before them: there may be more. False if no pod is
     /// left to look for.
     fn look_on(&mut self, parts: &mut Parts) -> bool {
         let mut any = false;
@@ -199,8 +199,8 @@ impl Wakes {
         false
     }
 
-    /// There is nothing left to look at. Queued pods that no node could hold are ungated, and the first
-    /// of the kind are told.
+    /// There is nothing left to look at. Queued pods that no node could hold are ungated, and the first pods of the
+    /// kind get an Event.
     fn looked(&mut self, parts: &mut Parts, look: &Look, until: Duration) {
         parts.queue.looked(look.kind, until, look.could);
         if !look.could {
@@ -236,8 +236,8 @@ impl Wakes {
     }
 }
 
-/// Would this pod fit in what is left of the node's room, or another of its kind? Where a
-/// nomination keeps room, one of the kind may be the nominated one, or come before it.
+/// Would this pod, or another of its kind, fit in the room that is left on the node? Where a nomination keeps room, a
+/// pod of the kind may be the nominated one, or come before it.
 fn fits_one_of(
     sight: &Sight<'_>,
     kind: KindId,

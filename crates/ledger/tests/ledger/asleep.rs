@@ -1,4 +1,4 @@
-//! Pods that sleep: what others may borrow of what they requested, and when they are told that it is free.
+//! Pods that sleep: the memory that others may borrow of their requests, and the time when they learn that it is free.
 
 use gpustow_api::{Memory, PodFacts, Sleep};
 use gpustow_ledger::{Config, Ledger};
@@ -41,7 +41,7 @@ fn awake(told: Option<Memory>) -> Option<Sleep> {
     Some(Sleep { asleep, told })
 }
 
-/// What must be given back of the GPU.
+/// The memory that must be given back of the GPU.
 fn missing(ledger: &Ledger) -> u64 {
     let short = ledger.shortages(at(0));
     short.iter().map(|it| it.missing.0).sum()
@@ -96,7 +96,7 @@ fn two_pods_that_wake_are_not_told_of_the_same_memory() {
         is("two", Memory::Reclaiming, 38),
     ];
     assert_eq!(news(&mut ledger), both);
-    // The first one was told, whether its copy shows it or not, and has not allocated yet.
+    // The pod that was informed first has not allocated yet, whether its copy shows the news or not.
     let told = ledger.memory_news(|uid| uid == "two", at(0));
     assert!(
         told.iter()

@@ -133,7 +133,7 @@ fn a_node_whose_bindings_are_refused_is_left_for_another() {
     let first = cycle(Outcome::Refused);
     let second = cycle(Outcome::Refused);
     assert_ne!(first, second);
-    // Both said no: they are as good as each other again.
+    // Both nodes refused it: they are as good as each other again.
     assert_eq!(cycle(Outcome::Refused), first);
     assert_eq!(cycle(Outcome::Failed), second);
     assert_eq!(cycle(Outcome::Failed), second);

@@ -1,4 +1,4 @@
-//! Which borrowers give memory back, where, and what a look for them costs.
+//! The borrowers that give memory back, their nodes, and the cost of a look for them.
 
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
@@ -93,7 +93,7 @@ fn a_borrower_that_should_be_gone_shields_no_other() {
     ledger.apply_pod(bound("other", "a", "a-0", 10));
     ledger.tell_time(1000);
     refused(&mut ledger, &pod("p", 25), 0);
-    // What it uses is about to come.
+    // The memory that it uses is about to come.
     assert_eq!(
         (ledger.reclaims(at(0)).len(), victims(&ledger, 0)),
         (1, vec![])
@@ -170,7 +170,7 @@ fn borrowers_that_use_the_headroom_give_that_back_too() {
     );
 }
 
-/// What one look costs, at most, and after how many looks the last of these pods was asked for.
+/// The highest cost of one look, and the number of looks after which the last of these pods was asked for.
 fn work_of(nodes: usize) -> (u64, u64) {
     const PODS: usize = 4;
     let names: Vec<String> = (0..nodes).map(|index| format!("n{index:04}")).collect();

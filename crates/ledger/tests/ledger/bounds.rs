@@ -1,4 +1,4 @@
-//! The hard bound and the soft one, and what bound pods hold.
+//! The hard bound and the soft one, and the memory that bound pods hold.
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{Asks, BrokenAssignment, PodFacts};
@@ -214,7 +214,7 @@ fn no_pod_joins_an_exclusive_pod_whose_card_grew() {
     assert!(choose(&mut ledger, &pod("p", 20), &["a"], at(1)).is_empty());
 }
 
-/// A user that may write the pod's annotations may write this one; only what the extender assigned counts.
+/// A user that may write the pod's annotations may write this one; only the extender's assignment counts.
 #[test]
 fn what_a_running_pod_says_of_itself_later_takes_no_card() {
     let mut ledger = ledger(&[("a", &[100])]);
@@ -228,7 +228,7 @@ fn what_a_running_pod_says_of_itself_later_takes_no_card() {
     };
     ledger.apply_pod(greedy);
     assert_eq!(free(&ledger, "a"), [90]);
-    // An assignment of an older version does not say; then the annotation counts, as it did.
+    // An assignment of an older version does not state this; then the annotation counts, as it did.
     ledger.apply_pod(exclusive(bound("old", "a", "a-0", 10)));
     assert_eq!(free(&ledger, "a"), [0]);
 }

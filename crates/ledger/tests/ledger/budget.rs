@@ -1,4 +1,4 @@
-//! What one call may spend on searches, and what becomes of a pod whose call has spent it.
+//! The search budget of one call, and the result for a pod whose call has spent it.
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Reason};
@@ -45,8 +45,8 @@ fn sizes(random: &mut Random) -> Vec<u64> {
         .collect()
 }
 
-/// The definition: it fits where a look at that node alone says so. Meanwhile other nodes change, so
-/// that there is always something new to look at.
+/// The definition: the pod fits where a look at that node alone accepts it. Meanwhile other nodes change, so that there
+/// is always something new to look at.
 #[test]
 fn a_pod_that_fits_is_placed_within_as_many_calls_as_there_are_nodes() {
     let (mut placed, mut late) = (0, 0);

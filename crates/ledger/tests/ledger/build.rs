@@ -64,7 +64,7 @@ pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
     requesting(pod, |request| request.exclusive = true)
 }
 
-/// The same pod with what this spec says of nodes and of other pods.
+/// The same pod with this spec's rules about nodes and other pods.
 pub(crate) fn placed_by(pod: PodFacts, mut spec: Value) -> PodFacts {
     let limits = json!({ names::GPU_MEM: "1" });
     let mut container = json!({ "name": "c0", "resources": { "limits": limits } });
@@ -92,7 +92,7 @@ pub(crate) fn required(rule: &str, domain: &str) -> Value {
     json!({ "affinity": { rule: { required: [term] } } })
 }
 
-/// The same pod, which the driver must hold to what it asks for.
+/// The same pod, which the driver must hold to its request.
 pub(crate) fn limited(pod: PodFacts) -> PodFacts {
     let pod = requesting(pod, |request| {
         for claim in &mut request.claims {
@@ -168,7 +168,7 @@ pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
     }
 }
 
-/// The same of a priority, on the node that the card is named after.
+/// As [`bound`], with a priority, on the node that the card is named after.
 pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
@@ -177,7 +177,7 @@ pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts
     }
 }
 
-/// The same, started then.
+/// As [`holder`], started at this time.
 pub(crate) fn holder_since(
     uid: &str,
     card: &str,
@@ -191,7 +191,7 @@ pub(crate) fn holder_since(
     }
 }
 
-/// The same pod, which kube-scheduler could not place and of which no call told.
+/// The same pod, which kube-scheduler could not place; the ledger has not seen a call for it.
 pub(crate) fn waiting(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts {
         priority,
@@ -243,7 +243,7 @@ pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     configured(Config::default(), nodes)
 }
 
-/// The same, so configured.
+/// As [`ledger`], with this configuration.
 pub(crate) fn configured(config: Config, nodes: &[(&str, &[u64])]) -> Ledger {
     let mut ledger = Ledger::new(config);
     for (name, sizes) in nodes {
@@ -280,7 +280,7 @@ pub(crate) fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option
     refused.first().map(|(_, why)| *why)
 }
 
-/// Why node a refuses a pod that comes now, by filter and by what people are told.
+/// Why node a refuses a pod that comes now, by filter and by the explanation for people.
 pub(crate) fn probed(ledger: &mut Ledger, mib: u64) -> Option<Reason> {
     let probe = pod(&format!("probe-{}", ledger.copies()), mib);
     let told = ledger.explain(&probe, "a", at(1)).err();
@@ -296,7 +296,7 @@ pub(crate) fn assumed(ledger: &Ledger) -> (usize, usize) {
     (assumed.waiting, assumed.binding)
 }
 
-/// What is free on the cards of a node.
+/// The free memory of the cards of a node.
 pub(crate) fn free(ledger: &Ledger, name: &str) -> Vec<u64> {
     let snapshot = ledger.snapshot(at(0));
     let node = snapshot.iter().find(|node| *node.name == *name);

@@ -1,4 +1,4 @@
-//! GPUs that are left to ResourceClaims: pods get those that were opened for them, and no others.
+//! GPUs that are left to ResourceClaims: pods get the GPUs that were opened for them, and no others.
 
 use gpustow_ledger::{Config, Ledger, Reason};
 use gpustow_pack::Refusal;

@@ -1,4 +1,4 @@
-//! Shares of compute, which pods hold of GPUs with MPS beside memory.
+//! Shares of compute, which pods hold of GPUs with MPS in addition to memory.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ fn shares_of_a_gpu_are_at_most_a_hundred_whether_assumed_or_bound() {
     assert_eq!(refused(&mut ledger, &waits, "a"), Some(NO_COMPUTE));
     let small = computing(pod("small", 10), 20);
     assert_eq!(choose(&mut ledger, &small, &["a"], at(0)), ["a"]);
-    // Compute that becomes free wakes who waits for it, and memory is not what it waits for.
+    // Compute that becomes free wakes the pod that waits for it; the pod does not wait for memory.
     ledger.delete_pod("bound");
     let woken = ledger.wake(9, at(1));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! GPUs that an administrator lets take no new pods.
+//! GPUs that an administrator has closed for new pods.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ fn nearly_empty() -> Ledger {
     ledger
 }
 
-/// Begins a look: tells the time, and all agents report.
+/// Begins a look: sets the time, and all agents report.
 fn look(ledger: &mut Ledger, second: u64) {
     ["a", "b", "c"]
         .iter()
@@ -106,7 +106,7 @@ fn room_for_a_replacement_is_kept_until_it_is_bound() {
 #[test]
 fn emptied_node_ranks_last_meanwhile() {
     let mut ledger = nearly_empty();
-    // Beside it on a, exactly 70 are free.
+    // On a, next to the pod that is there, exactly 70 are free.
     let exact = pod("exact", 70);
     assert_eq!(choose(&mut ledger, &exact, &["a", "c"], at(0)), ["a"]);
     ledger.delete_pod("exact");
@@ -141,7 +141,7 @@ fn node_stays_as_it_is_if_one_pod_cannot_move() {
     for also in [fixed, young, tied, of_gang, plain.clone(), ends] {
         kept(also);
     }
-    // What a DaemonSet made goes with the node.
+    // A pod of a DaemonSet goes with the node.
     let mut ledger = nearly_empty();
     ledger.apply_pod(PodFacts {
         goes_with_node: true,
@@ -264,8 +264,8 @@ fn no_node_is_emptied_if_the_feature_is_off() {
     assert_eq!(begins(&mut ledger, 9, 200), None);
 }
 
-/// Looks every minute for so many hours. Evicted pods come back at once, where `to` says, with another UID: how often pods
-/// were evicted.
+/// Looks every minute for these hours. Evicted pods come back at once, on the card that `to` names, with another UID.
+/// Returns the number of evictions.
 fn evictions(ledger: &mut Ledger, hours: u64, to: impl Fn(&str) -> &'static str) -> usize {
     let mut count = 0;
     for minute in 1..=60 * hours {

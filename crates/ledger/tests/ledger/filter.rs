@@ -1,5 +1,4 @@
-//! Filter and prioritize: the choice, its reservation, and what happens when something after us
-//! refuses it.
+//! Filter and prioritize: the choice, its reservation, and the result when something after us refuses it.
 
 use gpustow_api::NodeFacts;
 use gpustow_ledger::{Ask, Outcome, ShareState};

@@ -84,7 +84,7 @@ fn what_a_later_pod_would_take_of_the_room_stays_free_while_victims_end() {
     let mut ledger = fragmented();
     due(&mut ledger, 3);
     assert_eq!(victims(&ledger, "p", 3), ["x"]);
-    // 60 are free on a-0, of which 40 are the pod's beside what x leaves.
+    // 60 are free on a-0. The pod gets 40 of them, in addition to the memory that x leaves.
     assert!(choose(&mut ledger, &pod("small", 61), &["a"], at(3)).is_empty());
     assert_eq!(choose(&mut ledger, &pod("other", 20), &["a"], at(3)), ["a"]);
     assert_eq!(choose(&mut ledger, &pod("more", 60), &["a"], at(3)), ["a"]);
@@ -350,7 +350,7 @@ fn of_two_cards_the_budgets_decide_first_then_priorities_then_ages() {
         y(2, 0),
     ];
     assert_eq!(first(&two, &[]), ["w", "x"]);
-    // One rather than two of the same.
+    // One pod rather than two pods of equal priority.
     let two = [
         holder("x", "a-0", 30, 2, 9),
         holder("w", "a-0", 30, 2, 9),
@@ -359,7 +359,7 @@ fn of_two_cards_the_budgets_decide_first_then_priorities_then_ages() {
     assert_eq!(first(&two, &[]), ["y"]);
 }
 
-/// A pod of the property: its card, what it holds, its priority and age.
+/// A pod of the property: its card, the memory that it holds, its priority and age.
 type Held = (usize, u64, i32, i64);
 
 fn order(victims: &[&Held]) -> impl Ord + use<> {

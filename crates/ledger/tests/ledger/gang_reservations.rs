@@ -19,7 +19,7 @@ fn full(nodes: &[&str], config: Config) -> Ledger {
     ledger
 }
 
-/// kube-scheduler asks about the first pod of the gang, which is refused, and says of all that they wait.
+/// kube-scheduler asks about the first pod of the gang, which is refused, and marks all of them as waiting.
 fn waits(ledger: &mut Ledger, pods: &[PodFacts], nodes: &[&str]) {
     assert_eq!(choose(ledger, &pods[0], nodes, at(0)), [""; 0]);
     for pod in pods {

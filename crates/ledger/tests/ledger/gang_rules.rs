@@ -1,4 +1,4 @@
-//! Gangs whose pods say which GPUs they may get, and with which pods they share one.
+//! Gangs whose pods state which GPUs they may get, and with which pods they share one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn selects(rules: &Rules, node: usize, index: usize) -> bool {
     (rules.uuids.is_empty() || is_in(&rules.uuids)) && !is_in(&rules.not_uuids)
 }
 
-/// Do the pods share what they must, and nothing that they must not?
+/// Do the pods share the GPUs that they must share, and no others that they must not?
 fn is_kept(wishes: &[Wish], spots: &[Spot]) -> bool {
     let of = |group: fn(&Rules) -> &Option<Arc<str>>, name: &str| -> Vec<Spot> {
         let all = wishes.iter().zip(spots);
@@ -94,8 +94,8 @@ fn can(free: &mut [Vec<u64>], wishes: &[Wish], spots: &mut Vec<Spot>) -> bool {
     false
 }
 
-/// In whatever order kube-scheduler asks, a gang whose pods have rules is placed if any way of placing it keeps them, and as they
-/// say.
+/// In whatever order kube-scheduler asks, a gang whose pods have rules is placed if any way of placing it keeps them.
+/// The placement keeps them, too.
 #[test]
 fn gang_with_rules_is_placed_where_an_exhaustive_search_places_it() {
     let (mut placed, mut refused) = (0, 0);

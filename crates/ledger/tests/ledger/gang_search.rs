@@ -1,4 +1,4 @@
-//! Whether a gang fits, beside a search that tries every way.
+//! Whether a gang fits, compared with a search that tries every way.
 
 use gpustow_ledger::{Ask, Config, Ledger};
 use gpustow_pack::PolicyKind;

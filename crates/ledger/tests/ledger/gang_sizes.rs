@@ -1,4 +1,4 @@
-//! Gangs of any size: a tenant says how many pods there are, and none of that is a depth.
+//! Gangs of any size: a tenant states the number of pods, and the number is never a depth of recursion.
 
 use std::thread;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn nodes() -> Ledger {
 /// How far the search for a gang that is refused went, or how the thread ended.
 type Answer = thread::Result<Option<Extent>>;
 
-/// What kube-scheduler is answered about the first pod of such a gang, on a thread like those of the extender.
+/// The answer to kube-scheduler about the first pod of such a gang, on a thread like the threads of the extender.
 fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Answer {
     let sizes: Vec<u64> = (0..pods).map(mib).collect();
     let ask = move || {
@@ -39,7 +39,7 @@ fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> An
         let names: Vec<&str> = names.iter().map(|name| &**name).collect();
         let answer = ledger.filter(&Ask::of(&pods[0]), &names, at(0));
         assert_eq!(answer.nodes.is_empty(), answer.shortfall.is_some());
-        // Preemption for it looks at all of them, too, or says that it does not.
+        // Preemption for the gang looks at all of the pods, too, or reports that it does not.
         for second in 0..3 {
             ledger.fragmented(at(second));
         }

@@ -362,7 +362,7 @@ fn fits(free: &mut Vec<u64>, sizes: &[u64], wanted: usize) -> bool {
     fits(free, rest, wanted)
 }
 
-/// What kube-scheduler compares first of two sets of victims, as far as these differ here.
+/// The values of two sets of victims that kube-scheduler compares first, as far as the sets differ here.
 fn rank(victims: &[(i32, usize)]) -> (Option<i32>, i64) {
     let highest = victims.iter().map(|(priority, _)| *priority).max();
     let weights = victims
@@ -392,7 +392,7 @@ fn victims_are_those_of_an_exhaustive_search() {
             .zip(cards.iter().map(|it| &**it))
             .collect();
         let mut ledger = ledger(&all);
-        // Each pod: its priority, its GPU, what it holds, and its group, 0 if it has none.
+        // Each pod: its priority, its GPU, the memory that it holds, and its group, 0 without one.
         let mut free: Vec<u64> = cards.iter().flatten().copied().collect();
         let mut pods: Vec<(i32, usize, u64, u64)> = Vec::new();
         let places = cards.iter().enumerate();

@@ -36,7 +36,7 @@ fn gets(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> bool {
     got
 }
 
-/// Of what the node has, `p` needs 3,000 m and 3,000 MiB: others get what is left of them.
+/// Of the node's resources, `p` needs 3,000 m and 3,000 MiB: others get the rest.
 fn others_get_the_rest(ledger: &mut Ledger, second: u64) {
     let late = |what| pod(&format!("{what} at {second}"), 10);
     assert!(!gets(ledger, &cpu(1_001, late("CPU")), second), "CPU");
@@ -123,7 +123,7 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
         ..large(waits("p", 80))
     });
     others_get_the_rest(&mut ledger, 1);
-    // What filter refuses, preemption does not take.
+    // Preemption does not take a pod that filter refuses.
     for (milli, fits) in [(1_000, true), (1_001, false)] {
         let late = cpu(milli, pod("late", 10));
         let mut budget = ledger.budget();

@@ -1,4 +1,4 @@
-//! What the ledger can tell of its own view being late.
+//! The ledger's signs that its own view is late.
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ fn no_memory_is_reclaimed_elsewhere_while_victims_of_kube_scheduler_leave() {
     // The node's report may show their use for a while.
     ledger.delete_pod("leaves");
     assert_eq!(reclaims(&mut ledger, 59), 0);
-    // What has not come by then does not come.
+    // Room that has not come by then does not come.
     ledger.expect_room(&"p".into(), &"b".into(), at(60));
     assert_eq!(reclaims(&mut ledger, 61), 1);
 }

@@ -1,5 +1,5 @@
-//! What is later counts: lists and reads against what the ledger remembers, and answers that come
-//! late against the end of a pod.
+//! The later fact counts: lists and reads against the ledger's memory, and answers that come late against the end of a
+//! pod.
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Outcome, Reason};
@@ -10,7 +10,7 @@ fn on_a() -> Ledger {
     ledger(&[("a", &[100])])
 }
 
-/// A copy in which kube-scheduler says that it has given the pod up, in words of this digest.
+/// A copy in which kube-scheduler reports that it has given the pod up, in words of this digest.
 fn refused(uid: &str, refusal: u64) -> PodFacts {
     PodFacts {
         refusal,
@@ -20,8 +20,8 @@ fn refused(uid: &str, refusal: u64) -> PodFacts {
     }
 }
 
-/// A server that was restored to an older state has the pod unbound: what a ledger has that only
-/// saw that list.
+/// A server that was restored to an older state has the pod unbound. The ledger then equals one that only saw that
+/// list.
 #[test]
 fn a_later_list_in_which_a_bound_pod_is_unbound_frees_its_memory() {
     let by_watch: fn(&mut Ledger) = |ledger| ledger.apply_pod(bound("p", "a", "a-0", 60));
@@ -118,7 +118,7 @@ fn a_reservation_ends_when_the_scheduler_says_again_that_it_gave_the_pod_up() {
         choose(&mut ledger, &refused("p", 2), &["a", "b"], at(1)),
         ["a"]
     );
-    // Two copies that are older than the question, and one that says nothing of it.
+    // Two copies that are older than the question, and one without a refusal.
     for copy in [refused("p", 1), refused("p", 2), pod("p", 60)] {
         ledger.apply_pod(copy);
         assert_eq!(free(&ledger, "a"), [40]);

@@ -1,4 +1,4 @@
-//! Looks at every node for queued pods: how long they keep a pod beside the queue waiting.
+//! Looks at every node for queued pods: how long they keep a pod outside the queue waiting.
 
 use std::sync::Arc;
 

@@ -110,7 +110,7 @@ fn slices_are_given_once_whether_assumed_bound_or_of_others() {
         .map(|pod| bind(&mut ledger, pod).map(|(_, start)| start))
         .into();
     assert_eq!(starts, [Ok(2), Ok(3)]);
-    // What ends wakes who waits for it.
+    // A bind that fails wakes the pod that waits for its slices.
     for (pod, outcome) in [(&assumed, Outcome::Failed), (&last, Outcome::Failed)] {
         ledger.end_bind(pod, outcome, at(1));
     }

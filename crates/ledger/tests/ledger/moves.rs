@@ -74,7 +74,7 @@ fn no_pod_moves_that_may_not_or_need_not() {
     assert_eq!(said(plan(&ledger, pod("p", 80))), Vec::<String>::new());
     assert!(ledger.waits_for_fragmented(&Arc::new(pod("p", 80)), at(0)));
 
-    // It fits, is larger than what is free, or than any card.
+    // The pod fits, or it is larger than the free memory, or larger than any card.
     for mib in [60, 121, 101] {
         let pod = pod("p", mib);
         assert!(plan(&fragmented(), pod.clone()).is_none(), "{mib}");
@@ -151,7 +151,7 @@ fn preempting_for_fragmented_memory_comes_before_moving() {
     );
 }
 
-/// A small world: what is free of each card by name, and who is on which.
+/// A small world: the free memory of each card by name, and the pods on each card.
 struct World {
     cards: Vec<(String, u64)>,
     pods: Vec<(String, usize, u64, bool)>,

@@ -1,4 +1,4 @@
-//! What is kept while pods move for one that waits for pieces.
+//! The room that is kept while pods move for one that waits for pieces.
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Cause, Config, Ledger};
@@ -23,7 +23,7 @@ fn fragmented() -> Ledger {
     ledger
 }
 
-/// The same with a second card on each node that has 30 free: 80 fit in the sum of each node, and on no card.
+/// As [`fragmented`], with a second card on each node that has 30 free: 80 fit in the sum of each node, and on no card.
 fn in_pieces(config: Config) -> Ledger {
     let mut ledger = Ledger::new(Config {
         defragment: true,
@@ -55,7 +55,7 @@ fn leaving(uid: &str, card: &str, mib: u64) -> PodFacts {
     }
 }
 
-/// A pod of the same controller as those that may move.
+/// A pod of the same controller as the pods that may move.
 fn successor(uid: &str, mib: u64) -> PodFacts {
     PodFacts {
         evictable: Some("its-replicaset".into()),
@@ -101,7 +101,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
     assert_eq!(moving(&mut ledger, 7), on("b", &["y"]));
-    // One at a time, and no other pod gets what is kept: 60 of a-0 for p's 80 are none of it, 30 for y's successor are.
+    // One pod moves at a time. No other pod gets kept room: of a-0's 60, 30 are kept for y's successor and none for p.
     assert!(ledger.defragment(5, at(60)).is_none());
     assert!(
         choose(
@@ -217,7 +217,7 @@ fn a_replacement_has_the_namespace_and_priority_of_the_pod_that_moved() {
     let mut ledger = fragmented();
     assert!(decide(&mut ledger, &[], 1, 6));
     ledger.apply_pod(leaving("y", "b-0", 30));
-    // Only 30 of a-0's 60 are kept, so that 40 do not fit beside.
+    // 30 of a-0's 60 are kept, so that 40 do not fit in the rest.
     let forged = PodFacts {
         namespace: "other".into(),
         ..successor("forged", 30)

@@ -84,8 +84,8 @@ fn a_preemptor_makes_room_beside_those_nominated_before_it() {
     assert_eq!(uids, Some(vec!["low".into()]));
 }
 
-/// A ledger where `first` was refused before the watch told that its victim, 100 of 100 MiB, was
-/// gone. Its nomination is cleared, and `rival` waits for the same room.
+/// A ledger where `first` was refused before the watch showed that its victim, 100 of 100 MiB, was gone. Its nomination
+/// is cleared, and `rival` waits for the same room.
 fn refused_too_early() -> Ledger {
     let mut ledger = ledger(&[("a", &[100])]);
     let victim = PodFacts {
@@ -205,7 +205,7 @@ fn an_older_equal_does_not_hide_the_pod_with_the_claim() {
     assert_eq!(woken(&mut ledger, 1), ["first"]);
 }
 
-/// A ledger with room on a for 80 that no pod was told of, and these pods asleep since before it.
+/// A ledger with room for 80 on a, for which no pod was woken. These pods have been asleep since before it.
 fn asleep(pods: &[PodFacts]) -> Ledger {
     let mut ledger = ledger(&[("a", &[100]), ("full", &[10])]);
     for pod in pods {

@@ -1,4 +1,4 @@
-//! What kube-scheduler said of a node before other pods came there or left is no evidence for a pod that regards them.
+//! kube-scheduler's answer about a node is no evidence once other pods came there or left, for a pod that regards them.
 
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Ledger;

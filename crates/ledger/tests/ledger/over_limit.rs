@@ -32,7 +32,7 @@ fn may_use(limit: u64) -> PodFacts {
     }
 }
 
-/// The agent says what `p` uses.
+/// The agent reports the use of `p`.
 fn says(ledger: &mut Ledger, mib: u64, second: u64, change: impl FnOnce(&mut Gpu)) {
     let mut gpu = card("a-0", CARD);
     gpu.pods = vec![used("p", mib)];
@@ -46,7 +46,7 @@ fn uses(ledger: &mut Ledger, mib: u64, second: u64) {
     says(ledger, mib, second, |_| {});
 }
 
-/// What `p` uses, and its limit, if it is to give back.
+/// The use of `p`, and its limit, if it is to give back.
 fn over(ledger: &Ledger, second: u64) -> Option<(u64, u64)> {
     let over = ledger.over_limits(at(second));
     assert!(over.len() < 2);
@@ -59,7 +59,7 @@ fn over(ledger: &Ledger, second: u64) -> Option<(u64, u64)> {
 fn a_pod_gives_back_what_it_has_used_beyond_its_limit_for_a_minute_of_reports() {
     let mut ledger = with(may_use(50));
     uses(&mut ledger, 52, 0);
-    // Time alone does not show it, nor what it uses within the limit.
+    // Time alone is no proof, and neither is use within the limit.
     assert_eq!(over(&ledger, 100), None);
     uses(&mut ledger, 60, 59);
     assert_eq!(over(&ledger, 100), None);
@@ -201,8 +201,8 @@ fn a_hundredth_more_than_the_limit_is_no_offence_nor_a_mib_that_a_report_rounds_
     }
 }
 
-/// The pod of a controller that came as this one, and what is said of it from then on: after how many seconds over its
-/// limit it is to give back. Then it is evicted.
+/// A pod of this controller comes at `from`, and every report then shows it over its limit. Returns the seconds until
+/// it is to give back. Then it is evicted.
 fn lasts(ledger: &mut Ledger, uid: &str, controller: &str, from: u64) -> u64 {
     let pod = PodFacts {
         controller: Some(controller.into()),

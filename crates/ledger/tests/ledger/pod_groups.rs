@@ -30,7 +30,7 @@ fn in_group(name: &str, pod: PodFacts) -> PodFacts {
     }
 }
 
-/// Tells the ledger of a gang of so many, and of its pods.
+/// Applies a gang with this `min_count`, and its pods.
 pub(crate) fn gang(
     ledger: &mut Ledger,
     name: &str,
@@ -279,7 +279,7 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
 /// kube-scheduler waits for the others too.
 #[test]
 fn pods_of_a_gang_stay_gated_and_keep_no_room_until_enough_of_them_exist() {
-    // The last pod requests what the first two do, or less.
+    // The last pod requests as much as the first two do, or less.
     for mib in [100, 60] {
         let mut ledger = Ledger::new(Config {
             queue: true,

@@ -133,7 +133,7 @@ fn a_given_victim_that_helps_no_pod_is_spared_if_the_sums_suffice_without_it() {
     };
     let p = pod("p", 60);
     assert_eq!(spared(&p), ["x".into()]);
-    // 100 fit on the card, and the sum has 100 without x; one more has no card.
+    // 100 fit on the card, and the sum has 100 without x; 101 fit on no card.
     assert_eq!(spared(&pod("p", 100)), ["x".into()]);
     assert!(spared(&pod("p", 101)).is_empty());
     // A pod that needs all of the node's CPU needs that of x, too.
@@ -156,7 +156,7 @@ fn a_given_victim_that_helps_no_pod_is_spared_if_the_sums_suffice_without_it() {
     assert!(kept.uids.is_empty());
 }
 
-/// What a call may spend on searches is spent: a node that it cannot judge is not offered.
+/// The call has spent its budget for searches: a node that it cannot judge is not offered.
 #[test]
 fn no_pod_is_evicted_if_the_call_cannot_afford_to_look() {
     let mut sparing = Ledger::new(Config {
@@ -182,13 +182,13 @@ fn no_pod_is_evicted_if_the_call_cannot_afford_to_look() {
     let mut budget = sparing.budget();
     let mut offered =
         |node: &str, victims: &[Arc<str>]| sparing.preempt(&p, node, victims, &mut budget, at(0));
-    // One search, to its end, is what it may spend.
+    // The budget is one search, to its end.
     assert_eq!(offered("a", &["xa".into()]), Some(Victims::default()));
     assert_eq!(offered("b", &["xb".into()]), None);
     // Another call has its own; but no pod is added whose eviction it cannot judge.
     let mut budget = sparing.budget();
     assert_eq!(sparing.preempt(&p, "b", &[], &mut budget, at(0)), None);
-    // A pod on one card takes no search.
+    // A pod on one card is placed without a search.
     let one = PodFacts {
         priority: 10,
         ..pod("one", 100)

@@ -1,4 +1,4 @@
-//! Queued pods that are ungated because kube-scheduler may evict others for them: which, how many, and at what cost.
+//! Queued pods that are ungated because kube-scheduler may evict others for them: which, how many, and at which cost.
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;

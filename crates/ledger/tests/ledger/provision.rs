@@ -242,7 +242,8 @@ fn a_placeholder_is_unanswered_if_no_node_comes_in_15_minutes() {
     assert!(unanswered(&mut ledger, at(606), 2561).is_empty());
 }
 
-/// Looks, creates and deletes what the look names; owners of the placeholders that are there then.
+/// Looks, creates and deletes the placeholders of the look, and returns the owners of the placeholders that are there
+/// then.
 fn turns(ledger: &mut Ledger, second: u64) -> Vec<String> {
     ledger.tell_time(1_000 + second as i64);
     let provision = ledger.provision(at(second));
@@ -270,7 +271,8 @@ fn pods_that_no_node_answers_come_after_all_others_and_rest_twice_as_long_each_t
         ledger.apply_pod(queued(&format!("a-junk-{junk}"), 200));
     }
     turns(&mut ledger, 1);
-    // The first placeholders are unanswered after 900 s. Each pod that comes then is helped before those that wait again.
+    // The first placeholders are unanswered after 900 s. Each pod that comes then is helped before pods that wait
+    // again.
     let mut second = 2;
     for round in 0..8 {
         let name = format!("needs-{round}");
@@ -324,7 +326,7 @@ fn a_pod_that_no_node_answered_comes_after_one_that_was_never_asked_for() {
             second += 10;
         }
     }
-    // Of those that were asked for equally often the first in turn is the next.
+    // Of pods that were asked for equally often, the first in turn is the next.
     while turns(&mut ledger, second) == ["d"] {
         second += 10;
     }
@@ -375,7 +377,7 @@ fn one_node_serves_the_pods_that_fit_on_it_together() {
     let wanted = created(&mut ledger, at(1));
     let sizes: Vec<usize> = wanted.iter().map(|it| it.pods.len()).collect();
     assert_eq!(sizes, [4, 1]);
-    // What is there after a takeover covers the same pods.
+    // The placeholders that exist after a takeover cover the same pods.
     for it in &wanted {
         create(&mut ledger, it);
     }

@@ -1,4 +1,5 @@
-//! Placeholders beside an exhaustive search: how many nodes they ask for, and how many an autoscaler adds in the end.
+//! Placeholders compared with an exhaustive search: how many nodes they ask for, and how many an autoscaler adds in the
+//! end.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use gpustow_ledger::Ledger;
 use crate::build::{ask, asking, at, bound};
 use crate::provision::{Kind, LARGE, SMALL, WIDE, comes, create, created, deleted, full, ledger};
 
-/// What a pod requests: so many GPUs, and so much memory of each.
+/// The request of a pod: the number of GPUs, and the memory of each.
 pub(crate) type Asks = (u32, u64);
 
 /// Kinds of nodes, of which each case has three.
@@ -26,7 +27,8 @@ const KINDS: [Kind; 8] = [
 const SIZES: [u64; 11] = [8, 12, 16, 20, 24, 30, 36, 40, 50, 60, 80];
 const CASES: u64 = 400;
 
-/// The fewest nodes of these kinds that hold the pods beside nodes with so much free, by trying every placement.
+/// The fewest nodes of these kinds that hold the pods, together with nodes of this free memory, by trying every
+/// placement.
 pub(crate) fn minimum(pods: &[Asks], kinds: &[Kind], free: &[Vec<u64>]) -> usize {
     fn search(pods: &[Asks], kinds: &[Kind], nodes: &[Vec<u64>], new: usize, fewest: &mut usize) {
         if new >= *fewest {
@@ -143,7 +145,7 @@ impl Drawn {
         ledger
     }
 
-    /// What is free on each present node.
+    /// The free memory on each present node.
     fn pieces(&self) -> Vec<Vec<u64>> {
         self.free.iter().map(|(_, free)| free.clone()).collect()
     }
@@ -266,7 +268,7 @@ fn nodes_asked_for_are_the_fewest_that_hold_the_pods() {
     );
 }
 
-/// The preferred GPUs of the first pod are not those that leave room for the others.
+/// The preferred GPUs of the first pod are not the GPUs that leave room for the others.
 #[test]
 fn a_plan_tries_every_pair_of_gpus() {
     let kind = ("steps", &[20, 40, 60][..]);

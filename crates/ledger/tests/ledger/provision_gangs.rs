@@ -57,7 +57,7 @@ fn a_gang_has_as_many_nodes_as_it_needs_and_no_more_at_a_time_than_allowed() {
         assert_eq!(sizes, vec![4; at_first]);
         first.iter().for_each(|it| drop(create(&mut ledger, it)));
         assert_eq!(wanted(&mut ledger, 2), Vec::<Vec<String>>::new());
-        // A node comes: one placeholder has done what it was for, whichever brought the node.
+        // A node comes: one placeholder has served its purpose, whichever brought the node.
         comes(&mut ledger, "new-0", WIDE);
         let gone = deleted(&mut ledger, at(3));
         assert_eq!(gone, ["placeholder-g0"]);
@@ -132,7 +132,7 @@ fn an_autoscaler_that_sees_what_a_gang_lacks_adds_the_node_by_itself() {
     assert_eq!(wanted(&mut ledger, 1), Vec::<Vec<String>>::new());
 }
 
-/// The fewest nodes that hold so many of these pods beside what is free.
+/// The fewest nodes that hold `count` of these pods, together with the free memory.
 fn fewest(sizes: &[u64], count: usize, free: &[u64], kinds: &[Kind]) -> usize {
     let sets = 0_u32..1 << sizes.len();
     let sets = sets.filter(|set| set.count_ones() as usize == count);
@@ -146,7 +146,7 @@ fn fewest(sizes: &[u64], count: usize, free: &[u64], kinds: &[Kind]) -> usize {
     nodes.min().unwrap_or_default()
 }
 
-/// Of pods that differ, those that fit now are not always those that leave the fewest nodes.
+/// If pods differ, the pods that fit now are not always the pods that leave the fewest nodes.
 #[test]
 fn nodes_asked_for_are_the_fewest_that_hold_the_gang() {
     let kinds = [SMALL, LARGE, WIDE];

@@ -330,7 +330,7 @@ fn the_room_is_anothers_when_the_gate_cannot_be_taken_off() {
 }
 
 /// Queued pods of which kube-scheduler's own filters refuse all but the last: how long that one waits. The refusals
-/// are told at once, in the pods' conditions.
+/// appear at once, in the pods' conditions.
 fn wait_behind_barred(barred: usize) -> Duration {
     let mut ledger = full(100);
     for number in 0..=barred {
@@ -440,7 +440,7 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
     assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
     ledger.apply_pod(held("small", 60));
     ledger.configure(without);
-    // So it does where a condition says that memory is kept.
+    // The leader may do so, too, where a condition states that memory is kept.
     ledger.apply_pod(PodFacts {
         reserved_on: Some("n".into()),
         ..held("large", 70)

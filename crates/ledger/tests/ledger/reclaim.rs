@@ -1,4 +1,4 @@
-//! Memory that pods use beyond their requests is reclaimed for those who have a right to it.
+//! Memory that pods use beyond their requests is reclaimed for pods that have a right to it.
 
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
@@ -10,8 +10,8 @@ use crate::build::{ask, at, bound, card, choose, node, pod, report, used, waitin
 
 pub(crate) const CARD: u64 = 100;
 
-/// A ledger that calls memory back, with one node for each list: a card of 100 for each list in it, of what
-/// pods use there.
+/// A ledger that reclaims memory, with one node for each list. Each list in it is a card of 100, with the use of pods
+/// there.
 pub(crate) fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
     lent_by(Config::default(), nodes)
 }
@@ -43,7 +43,7 @@ pub(crate) fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts { priority, ..pod }
 }
 
-/// The pods that the ledger would have give memory back: (for which pod, victim, what it uses beyond its request).
+/// The pods that the ledger would have give memory back: (for which pod, victim, its use beyond its request).
 pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
     let backs = ledger.reclaims(at(second));
     let each = backs.iter().flat_map(|back| {
@@ -77,7 +77,7 @@ fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
         ledger.explain(&pod("p", 60), "a", at(0)),
         Err(Reason::Reclaimed)
     );
-    // Beside what is kept, 10 are free by the books and by what is used.
+    // In addition to the kept room, 10 are free by the books and by the present use.
     let second = ledger.filter(&ask(&pod("q", 11)), &["a"], at(1));
     assert_eq!(
         second.refused,
@@ -132,7 +132,7 @@ fn low_priority_goes_first_then_who_borrows_most_and_no_more_than_it_takes() {
     ] {
         ledger.apply_pod(with_priority(priority, bound(uid, "a", "a-0", mib)));
     }
-    // 15 are free, and 60 by the books: of 20 mid has 10, and low has no more than 5.
+    // 15 are free, and 60 by the books: mid has 10 of the 20, and low has at most 5.
     refused(&mut ledger, &pod("p", 20), 0);
     assert_eq!(victims(&ledger, 0), [is("p", "mid", 10)]);
     ledger.delete_pod("p");
@@ -264,7 +264,7 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
     assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);
     ledger.reclaim(at(80));
     assert_eq!(victims(&ledger, 80), [is("p", "two", 81)]);
-    // There is no third: for a minute nothing is kept for it, and one who fits beside them gets the room.
+    // There is no third card: for a minute nothing is kept for the pod, and a pod that fits next to them gets the room.
     let now = |ledger: &mut Ledger, second: u64| {
         uses(
             ledger,
@@ -364,7 +364,7 @@ fn what_a_victim_that_is_gone_still_uses_is_about_to_come() {
     ledger.apply_pod(bound("two", "a", "a-0", 10));
     refused(&mut ledger, &pod("p", 70), 0);
     assert_eq!(victims(&ledger, 0).len(), 2);
-    // Its agent has yet to say so.
+    // Its agent has yet to report that.
     ledger.delete_pod("one");
     ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "two", 35)]);
@@ -379,7 +379,7 @@ fn reclaim_spares_a_pod_while_as_much_comes_of_another_that_is_gone() {
     ledger.apply_pod(bound("two", "a", "a-0", 10));
     refused(&mut ledger, &pod("p", 40), 0);
     assert_eq!(victims(&ledger, 0), [is("p", "one", 35)]);
-    // Its agent has yet to say so.
+    // Its agent has yet to report that.
     ledger.delete_pod("two");
     ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), []);

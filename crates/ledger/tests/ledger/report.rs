@@ -1,4 +1,4 @@
-//! What each means does for a pod that waits, or why it does nothing.
+//! The effect of each means for a pod that waits, or the reason why it does nothing.
 
 use std::sync::Arc;
 

@@ -49,7 +49,7 @@ fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
     assert_eq!(choose(&mut ledger, &p, &["a"], at(182)), ["a"]);
 }
 
-/// A new extender sees every report for the first time; what is old of it the node itself says.
+/// A new extender sees every report for the first time; the node itself shows which report is old.
 #[test]
 fn a_report_that_its_kubelet_has_outlived_is_stale_from_the_start() {
     let mut ledger = ledger(&[]);
@@ -115,7 +115,7 @@ fn an_unhealthy_card_takes_no_pod() {
     assert_eq!(refused, [("a", Reason::Fit(Refusal::Unhealthy))]);
 }
 
-/// Of an older agent, which says nothing of limits, and of a later one, whose reason is not known.
+/// A report of an older agent, without limits, and a report of a later agent, with an unknown reason.
 #[test]
 fn who_must_be_limited_goes_where_limits_hold_and_nowhere_else() {
     let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
@@ -134,7 +134,7 @@ fn who_must_be_limited_goes_where_limits_hold_and_nowhere_else() {
     ledger.apply_gpunode("b", report(&[able(card("b-0", 100))]), at(1));
     assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(1)), ["b"]);
     assert!(ledger.begin_bind(&p, "b", at(1)).is_ok());
-    // A container there turns out to have no limit before the next is bound.
+    // A container there turns out to be without a limit before the next pod is bound.
     let q = limited(pod("q", 10));
     assert_eq!(choose(&mut ledger, &q, &["b"], at(1)), ["b"]);
     ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(2));

@@ -1,4 +1,4 @@
-//! What filter caches between calls is invisible: it chooses what a look at every node chooses.
+//! The cache of filter between calls is invisible: filter chooses as a look at every node would.
 
 use std::time::Duration;
 

@@ -86,7 +86,7 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     assert_eq!(reservations(&ledger), [is("large", "a")]);
     let victims = ledger.reservation("large").map(|place| place.victims.len());
     assert_eq!(victims, Some(2));
-    // Neither what is free now nor what comes free goes to a pod that came later.
+    // Neither the free memory of now nor memory that comes free goes to a pod that came later.
     let late = pod("late", 40);
     assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Reserved]);
     assert_eq!(ledger.explain(&late, "a", at(AFTER)), Err(Reason::Reserved));
@@ -375,7 +375,7 @@ fn a_pod_that_fits_and_does_not_come_has_its_reservation_for_a_minute() {
     ledger.apply_pod(bound("one", "a", "a-0", 60));
     waits(&mut ledger, pod("p", 100), &["a"], 0);
     keep(&mut ledger, AFTER);
-    // After that it fits there like any other, and needs no reservation.
+    // After that it fits there like any other, and does not need a reservation.
     ledger.delete_pod("one");
     let mut kept = 0;
     for second in AFTER + 1..AFTER + 3600 {
@@ -459,7 +459,7 @@ fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     assert_eq!(reservations(&ledger), [is("p", "a")]);
 }
 
-/// What one look costs, at most, and in how many looks the last of these pods has its reservation.
+/// The highest cost of one look, and the number of looks after which the last of these pods has its reservation.
 fn work_of(nodes: usize) -> (u64, u64) {
     const PODS: usize = 8;
     let config = Config {

@@ -1,4 +1,4 @@
-//! Pods that say which GPUs they may get, and with which pods they share one.
+//! Pods that state which GPUs they may get, and with which pods they share one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! kube-scheduler shows the extender some of the nodes that pass its own filters: a pod that fits elsewhere is placed
-//! all the same.
+//! kube-scheduler shows the extender some of the nodes that pass its own filters: a pod that fits elsewhere is still
+//! placed.
 
 use std::time::Duration;
 

@@ -34,7 +34,7 @@ fn says(ledger: &mut Ledger, second: u64, change: impl FnOnce(&mut Gpu)) {
     ledger.apply_gpunode("a", status, at(second));
 }
 
-/// What is short: which pod is harmed, none if it is the headroom; what is missing; which pods must give back.
+/// The shortages: the harmed pod, none if it is the headroom; the missing memory; the pods that must give back.
 fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)> {
     let short = ledger.shortages(at(second));
     let each = short.iter().map(|short| {
@@ -125,7 +125,7 @@ fn a_pod_that_was_asked_goes_on_being_asked_and_no_other_is() {
     };
     ledger.apply_pod(asked.clone());
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["two"])]);
-    // While it ends no pod need be asked, nor when it is gone and its agent has yet to say so.
+    // No pod need be asked while it ends, nor when it is gone and its agent has yet to report that.
     ledger.apply_pod(PodFacts {
         deleting: true,
         ..asked

@@ -33,7 +33,7 @@ fn on(uid: &str, card: &str) -> PodFacts {
     bound(uid, "a", card, 10)
 }
 
-/// Why such a pod that comes at this second of the day is refused, by filter and by what people are told.
+/// Why such a pod that comes at this second of the day is refused, by filter and by the explanation for people.
 fn refused(ledger: &mut Ledger, pod: &PodFacts, second: i64) -> Option<Reason> {
     let pod = &PodFacts {
         uid: format!("{}-{}", pod.uid, ledger.copies()).into(),
@@ -207,7 +207,7 @@ fn refused_keeping(ledger: &mut Ledger, pod: &PodFacts) -> Option<Reason> {
     refused.first().map(|(_, why)| *why)
 }
 
-/// What became of a pod, in the words of the test.
+/// The state of a pod, in the words of the test.
 #[derive(Clone, Debug)]
 struct Shadow {
     pod: PodFacts,

@@ -33,8 +33,8 @@ fn needs(uid: &str, node: Option<&str>, resources: Value) -> Value {
     })
 }
 
-/// A node with one unhealthy card, three pods that need what is stated, and a fourth that waits for
-/// the card. Is the fourth woken when the card is healthy again?
+/// A node with one unhealthy card, three pods that need the stated memory, and a fourth that waits for the card. Is the
+/// fourth woken when the card is healthy again?
 fn fourth_is_woken(memory: &str, node: &str) -> bool {
     let mut ledger = Ledger::new(Config::default());
     ledger.apply_node(of_node("64", node, 110));
@@ -108,7 +108,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     ledger.apply_gpunode("n", report(&cards), at(0));
     ledger.apply_pod(bound("x", "n", "n-0", 40));
     ledger.apply_pod(bound("y", "n", "n-1", 40));
-    // It asks for 10 and gets all of a GPU, as its annotations say.
+    // It asks for 10 and gets all of a GPU, by its annotations.
     let whole = bound("whole", "n", "n-2", 100);
     ledger.apply_pod(PodFacts {
         asks: exclusive(pod("whole", 10)).asks,
@@ -142,18 +142,18 @@ fn gpu_memory_in_sum_is_what_pods_ask_for() {
     // An init container ends before the main container starts: 80 of the 120 that are free.
     let one_after_the_other = vec![claim(ClaimKind::Init, 1, 80), claim(ClaimKind::Main, 1, 80)];
     assert_eq!(ends_for(one_after_the_other).len(), 1);
-    // 160 of the 210 that are left beside 40, 40 and 10.
+    // 160 of the 210 that are left next to 40, 40 and 10.
     assert_eq!(ends_for(vec![claim(ClaimKind::Main, 2, 80)]), ["x", "y"]);
     // More than that: kube-scheduler sees the shortage itself.
     assert!(ends_for(vec![claim(ClaimKind::Main, 2, 106)]).is_empty());
 }
 
-/// What kube-scheduler's NodeResourcesFit counts, in billionths, of CPU and of memory.
+/// The amounts that kube-scheduler's NodeResourcesFit counts, in billionths, of CPU and of memory.
 type Sum = [i128; 2];
 
 const UNIT: i128 = 1_000_000_000;
 
-/// An amount as a Pod states it, with what it is in billionths.
+/// An amount as a Pod states it, with its value in billionths.
 fn amount(random: &mut Random, of: usize) -> (String, i128) {
     let suffixes: &[(&str, i128, u64)] = match of {
         0 => &[
@@ -196,8 +196,7 @@ fn plus(one: Sum, other: Sum) -> Sum {
     [one[0] + other[0], one[1] + other[1]]
 }
 
-/// A pod with containers of every kind, bound if `node` says where, and what it counts by
-/// kube-scheduler's rules.
+/// A pod with containers of every kind, bound if `node` names a node, and its amounts by kube-scheduler's rules.
 fn any_pod(random: &mut Random, uid: &str, node: Option<&str>) -> (PodFacts, Sum) {
     let infeasible = node.is_some() && random.below(3) == 0;
     let (mut statuses, mut init, mut regular) = (Vec::new(), Vec::new(), Vec::new());

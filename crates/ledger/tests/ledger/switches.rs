@@ -1,5 +1,5 @@
-//! Settings that say from when on something is done hold at each way by which it can be done: kube-scheduler's call, a look at
-//! single pods and one at gangs. So do those that turn it off.
+//! Settings that set from when on something is done hold at each way by which it can be done. The ways are
+//! kube-scheduler's call, a look at single pods and one at gangs. Settings that turn it off hold there, too.
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};

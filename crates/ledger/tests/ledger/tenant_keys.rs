@@ -1,4 +1,4 @@
-//! docs/tenant-keys.md, row by row: no annotation or label that a tenant may write takes what other pods hold.
+//! docs/tenant-keys.md, row by row: no annotation or label that a tenant may write takes memory that other pods hold.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn keys() -> Vec<&'static str> {
     keys.collect()
 }
 
-/// What a tenant may write there who wants as much as possible. Admission refuses values that cannot be read.
+/// The values that a tenant may write who wants as much as possible. Admission refuses values that cannot be read.
 fn values(key: &str) -> &'static [&'static str] {
     match key {
         names::GPU_COUNT | "gpu-count.gpustow.dev/CONTAINER" => &["1", "2"],
@@ -75,7 +75,7 @@ fn taken() -> Ledger {
     ledger
 }
 
-/// What each pod holds of each GPU.
+/// The memory that each pod holds of each GPU.
 fn shares(ledger: &Ledger) -> BTreeMap<(String, String), u64> {
     let snapshot = ledger.snapshot(at(0));
     let cards = snapshot.iter().flat_map(|node| &node.cards);

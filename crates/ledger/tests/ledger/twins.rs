@@ -141,7 +141,7 @@ fn report_that_names_the_gpus_of_all_nodes_closes_none_of_them() {
     }
 }
 
-/// What bound pods and reservations hold of a GPU, on all nodes.
+/// The memory that bound pods and reservations hold of a GPU, on all nodes.
 fn held(ledger: &Ledger, uuid: &str, now: Duration) -> u64 {
     let cards = ledger.snapshot(now).into_iter().flat_map(|node| node.cards);
     cards

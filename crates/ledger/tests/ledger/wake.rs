@@ -99,7 +99,7 @@ fn room_that_a_pod_was_woken_for_is_not_for_those_of_lower_priority() {
     let mut ledger = woken();
     let lower = of_priority(0, "lower");
     assert!(choose(&mut ledger, &lower, &["a"], at(1)).is_empty());
-    // The 40 beside it are for anybody, and so is all of it once the pod has not come.
+    // The other 40 are for every pod, and so is the whole card once the pod has not come.
     assert_eq!(choose(&mut ledger, &pod("small", 40), &["a"], at(1)), ["a"]);
     ledger.delete_pod("small");
     assert_eq!(choose(&mut ledger, &lower, &["a"], at(9)), ["a"]);
@@ -258,7 +258,7 @@ fn thousands_wait_on_thousands_of_nodes_and_each_gets_its_room() {
     assert_eq!((woken.len(), count), (1000, 1000));
 }
 
-/// However many join at once: what one call does not note, it says so, and the next ones do.
+/// However many pods join at once: a call that cannot note all of them reports it, and the next calls note the rest.
 #[test]
 fn a_crowd_that_joins_at_once_is_noted_in_slices_and_woken_all_the_same() {
     let mut ledger = ledger(&[("a", &[100])]);

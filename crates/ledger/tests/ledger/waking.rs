@@ -44,7 +44,7 @@ impl World {
         world
     }
 
-    /// Strangers hold so much on the node's card: no event of Kubernetes tells of a change.
+    /// Strangers hold so much on the node's card: no event of Kubernetes shows a change.
     fn strangers(&mut self, name: &str, mib: u64) {
         let mut gpu = card(&format!("{name}-0"), 100);
         gpu.unmanaged_mib = mib;
@@ -118,8 +118,8 @@ impl World {
     }
 }
 
-/// What ARCHITECTURE.md says of the time until a pod that fits is bound while `others` wait that
-/// do not: the rounds of two seconds that double, and a tenth of a second for each beyond the burst.
+/// The limit in ARCHITECTURE.md: the time until a pod that fits is bound while `others` wait that do not. The limit has
+/// rounds of two seconds that double, and a tenth of a second for each pod beyond the burst.
 fn limit(others: u32) -> Duration {
     let rounds = (others + 1).ilog2() + 2;
     INTERVAL * rounds + STEP * others.saturating_sub(256)
@@ -185,7 +185,7 @@ fn some_pod_is_bound_within_the_bound_as_long_as_one_fits() {
             if world.pods.len() < before || !world.some_pod_fits() {
                 since = world.now;
             }
-            // What a node was offered for before is offered once more.
+            // A pod that the node was offered to before is offered it once more.
             let limit = limit(count as u32) * 2;
             assert!(world.now - since <= limit, "seed {seed}, round {round}");
         }
@@ -218,7 +218,7 @@ fn no_pod_is_woken_for_a_node_that_is_known_to_refuse_it() {
         world.strangers("n0", 0);
         world.steps(at(100));
         assert_eq!(world.woken, Vec::<Arc<str>>::new());
-        // Then it has what the pod wants.
+        // Then the node has the resources that the pod wants.
         world.bars.values_mut().for_each(HashSet::clear);
         world.ledger.apply_node(NodeFacts {
             cpu_milli: 1 << 20,
@@ -243,7 +243,7 @@ fn a_pod_that_woke_without_result_is_not_offered_that_nodes_room_until_the_node_
         world.steps(at(1));
     }
     assert!(world.woken.len() <= 5, "{}", world.woken.len());
-    // A pod leaves the node: what kept it off may have gone with that.
+    // A pod leaves the node: the obstacle for the first pod may have gone with it.
     let before = world.woken.len();
     world.strangers("n0", 0);
     world.ledger.apply_pod(bound("other", "n0", "n0-0", 1));
@@ -319,7 +319,7 @@ fn pods_of_schedulers_that_do_not_ask_us_are_not_woken() {
     world.strangers("n0", 0);
     world.steps(at(60));
     assert_eq!(world.woken, Vec::<Arc<str>>::new());
-    // It does ask: after a restart a pod that it bound with our help says so as well.
+    // It does ask: after a restart a pod that it bound with our help shows it as well.
     let bound = PodFacts {
         scheduler: "other".into(),
         ..bound("b", "n0", "n0-0", 1)

@@ -1,4 +1,4 @@
-//! What looks for gangs, placeholders and pods that sleep cost under the lock, in clusters of 100 and of 1,000 nodes.
+//! The cost of looks for gangs, placeholders and pods that sleep under the lock, in clusters of 100 and of 1,000 nodes.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use gpustow_ledger::{Config, Ledger};
 use crate::act::Act as _;
 use crate::build::{at, bound, card, node, offer_all, pod, report, requesting, used};
 
-/// What a look has, see `Ledger::work`.
+/// The budget of a look, see `Ledger::work`.
 const LOOK: u64 = 4096;
 
 /// Nodes with one GPU of 100 MiB, each taken by a pod of this priority.
@@ -127,7 +127,7 @@ fn question_of_who_finishes_for_a_gang_is_counted_and_asks_of_each_node_alone() 
     let victims: usize = all.iter().map(|it| it.victims.len()).sum();
     let cost = ledger.work() - before;
     assert_eq!(victims, 8);
-    // Eight pods get their GPUs, and each of eight that finish is asked about beside the one that gets its GPU.
+    // Eight pods get their GPUs, and each of eight that finish is asked about with the one that gets its GPU.
     assert!((128..200).contains(&cost), "{cost}");
 }
 

@@ -1,4 +1,5 @@
-//! Does a pod wait for memory that is free in pieces? Asked of one node after the other, within what a look may cost.
+//! The check whether a pod waits for memory that is free in pieces. It looks at one node after the other, within the
+//! budget of a look.
 
 use crate::sight::Sight;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub(super) struct Asking {
     nodes: Vec<Arc<str>>,
     /// The first round is over.
     is_second: bool,
-    /// What is free in sum.
+    /// The sum of the free memory of the nodes so far.
     free: Mib,
     /// A node could hold the pod if it were empty.
     could: bool,
@@ -50,8 +51,8 @@ impl Asking {
 }
 
 impl Sight<'_> {
-    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
-    /// a pod leaves or may be preempted for it.
+    /// Does the pod wait although the sum of free memory suffices and a node could hold it if it were empty? False if
+    /// leaving pods make the room, or if other pods may be preempted for it.
     pub fn waits_for_fragmented(&self, pod: &Arc<PodFacts>) -> bool {
         let mut asking = Asking::new(pod.uid.clone(), 0, self.node_names(), true);
         let mut budget = Budget::of(self.config);
@@ -93,8 +94,8 @@ impl Sight<'_> {
         self.ask_on(pod, asking, budget)
     }
 
-    /// Adds what one node says. True if the pod is served there without any move. What is asked of every pod that waits
-    /// is asked in the order of what it costs: in a first round what is free, then whether the pod is served.
+    /// Adds the findings of one node. True if the pod is served there without any move. The cheap checks come first.
+    /// The first round adds up free memory, and the second checks whether the pod is served.
     fn ask_of(
         &self,
         pod: &Arc<PodFacts>,
@@ -118,7 +119,7 @@ impl Sight<'_> {
         }
         if !is_refused && self.may_fit(name, pod) {
             let found = self.trial().choose(pod, name, budget);
-            // True, too, if that takes too long to tell.
+            // True, too, if the budget is spent before the answer.
             if !matches!(found, Err(reason) if reason != Reason::NotYet) && !budget.is_spent() {
                 return true;
             }
@@ -132,7 +133,7 @@ impl Sight<'_> {
         false
     }
 
-    /// Does room come without any move: do those who leave make it, or those who may be preempted?
+    /// Does room come without any move, from pods that leave or from pods that may be preempted?
     fn is_served(&self, site: &Site<'_>, evidence: Evidence, budget: &mut Budget) -> bool {
         let leave = !site.leaving.is_empty();
         if leave && self.reprieve(site, &[], &[], None, budget).is_some() {

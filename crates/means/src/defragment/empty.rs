@@ -6,8 +6,8 @@
 //! replacements fit at the same time on nodes that are fuller and hold pods: each time there is a node less in use, so that
 //! no two nodes empty into each other. A node that was emptied rests ([`REST`]).
 //!
-//! Pods of DaemonSets and kubelets that request no GPU memory stay. Any other pod that may not move keeps the node as it
-//! is. What an autoscaler may remove is not known here.
+//! Pods of DaemonSets and kubelets without a request for GPU memory stay. Any other pod that may not move keeps the
+//! node as it is. The ledger does not know which nodes an autoscaler may remove.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::Move;
 use crate::parts::Parts;
 use crate::sight::Sight;
 
-/// Every pod of a node must have run for so many seconds.
+/// The seconds that every pod of a node must have run.
 const STEADY: i64 = 600;
 /// Thousandths of its GPU memory that are taken of a nearly empty node: fewer than that.
 const NEARLY_EMPTY: u64 = 500;
@@ -40,7 +40,7 @@ pub struct Emptying {
     pub moves: Vec<Move>,
 }
 
-/// What is under way between two looks.
+/// The state between two looks.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     /// When the next round begins.
@@ -52,8 +52,8 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Begins to empty the emptiest node with a plan that moves at most so many pods, of which disruption budgets protect none, and
-    /// keeps the room for all replacements.
+    /// Begins to empty the emptiest node with a suitable plan, and keeps the room for all replacements. The plan moves
+    /// at most `most` pods, and disruption budgets protect none of them.
     pub(super) fn go_on(&mut self, parts: &mut Parts, most: usize) {
         let (sight, mut budget) = (parts.sight(), Budget::of_look());
         if !sight.may_begin_to_empty() {
@@ -139,8 +139,8 @@ impl Sight<'_> {
         })
     }
 
-    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
-    /// disruptions, and which nodes rest, is not looked into.
+    /// The node that would be emptied first, and the moves of its pods; none while a pod waits. The answer considers
+    /// neither budgets for disruptions nor the rest of nodes.
     pub fn would_empty(&self) -> Option<Emptying> {
         let first = Rounds::default().next(self, |_| true, &mut Budget::of_look());
         first.filter(|_| self.may_empty())
@@ -162,7 +162,7 @@ impl Sight<'_> {
 }
 
 impl Sight<'_> {
-    /// The nodes that could be emptied, by what they hold, the emptiest last.
+    /// The nodes that could be emptied, in order of the taken share of their GPU memory, the emptiest last.
     fn nearly_empty(&self, rests: impl Fn(&str) -> bool, budget: &mut Budget) -> Vec<Arc<str>> {
         budget.charge(self.books.nodes().len() / 8);
         let all = self.books.nodes();

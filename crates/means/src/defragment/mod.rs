@@ -23,15 +23,15 @@ use empty::Rounds;
 pub use moves::{Move, Moves};
 use planning::Planning;
 
-/// So long a pod must have waited: what is free may be joined up by itself.
+/// The time that a pod must have waited: free pieces may join up by themselves.
 const CHANCE: Duration = Duration::from_secs(5);
 /// Between two searches for the same pod.
 const REST: Duration = Duration::from_secs(30);
 /// Plans that one look makes because disruption budgets forbid those before. The next look goes on.
 const PLANS: usize = 8;
 
-/// So long the pod waits for room that others leave, or could be made to leave: what has not come by then evidently does
-/// not help.
+/// The time that a pod waits for room that others leave, or could be made to leave. Room that has not come by then
+/// evidently does not help.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A pod that waits.
@@ -40,11 +40,11 @@ struct Wait {
     since: Duration,
     /// When moves are looked for next.
     next: Duration,
-    /// Pods that disruption budgets protect, if the last search found nothing but those.
+    /// Pods that disruption budgets protect, if the last search found only plans with such pods.
     spared: HashSet<Uid>,
 }
 
-/// What is under way between two looks.
+/// The state between two looks.
 #[derive(Debug, Default)]
 pub struct Defragment {
     waits: HashMap<Uid, Wait>,
@@ -56,7 +56,7 @@ pub struct Defragment {
     emptied: Rounds,
 }
 
-/// What came of a step of the search.
+/// The result of a step of the search.
 enum Step {
     /// The search goes on, or begins again later.
     NotNow,

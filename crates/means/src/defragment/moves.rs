@@ -1,11 +1,11 @@
-//! Which pods would have to move for one that waits though enough memory is free, in pieces: those whose owners let them
-//! be moved, as few MiB of them as possible, each to a place that is free now.
+//! The choice of pods that move for a waiting pod when enough memory is free, but in pieces. Only pods whose owners
+//! allow it move: as few MiB as possible, each to a place that is free now.
 //!
-//! A pod that moves is evicted, and its controller makes another that goes to the place; no pod moves to room that
-//! another move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card
-//! each, and the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be
-//! missed. A pod with a volume that may tie it to its node moves to other cards of that node alone. Affinity between pods
-//! and topology spread are not looked at, and disruption budgets where the plan is carried out ([`super`]).
+//! A pod that moves is evicted, and its controller creates a replacement that goes to the place. No pod moves to room
+//! that another move frees. A plan is the least of all if the pod has one claim and each movable pod requests one card.
+//! The search must also end within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise it may miss a lesser
+//! plan. A pod with a volume that may tie it to its node moves to other cards of that node alone. The search ignores
+//! affinity between pods and topology spread. Disruption budgets are checked where the plan is carried out ([`super`]).
 
 use crate::sight::Sight;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const SETS: usize = 4096;
 /// Nodes with a place for a pod that moves, among which it gets one.
 const DESTINATIONS: usize = 16;
 
-/// What would give a pod room.
+/// The moves that would give a pod room.
 #[derive(Clone, Debug)]
 pub struct Moves {
     /// Where the pod would go.
     pub node: Arc<str>,
-    /// The cards that it would get, by UUID, and what it would hold of each.
+    /// The cards that the pod would get, by UUID, with its memory on each.
     pub cards: Cards,
     /// Who would move from there, the largest first.
     pub moves: Vec<Move>,
@@ -38,7 +38,7 @@ pub struct Moves {
 pub struct Move {
     /// Which.
     pub pod: Arc<PodFacts>,
-    /// What it holds now, of cards of the node that the plan is about.
+    /// The memory that the pod holds now, by card of its present node.
     pub from: Cards,
     /// Where its replacement would go.
     pub node: Arc<str>,
@@ -47,7 +47,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// What moves.
+    /// The memory that moves.
     #[must_use]
     pub fn mib(&self) -> Mib {
         self.from.iter().map(|(_, mib)| *mib).sum()
@@ -55,7 +55,7 @@ impl Move {
 }
 
 impl Moves {
-    /// What moves in all.
+    /// The memory of all moves together.
     #[must_use]
     pub fn mib(&self) -> Mib {
         self.moves.iter().map(Move::mib).sum()
@@ -68,8 +68,8 @@ impl Moves {
 }
 
 impl Sight<'_> {
-    /// The least that would have to leave these cards of a node, not more than `most`, and where it would go. None if the
-    /// budget is spent: the unit of the planning says where the next look goes on.
+    /// The least moves off these cards of a node, of at most `most` MiB, with their destinations. None if the budget is
+    /// spent: the unit of the planning records where the next look goes on.
     pub(super) fn moves_on(
         &self,
         site: &Site<'_>,
@@ -139,8 +139,8 @@ impl Sight<'_> {
         })
     }
 
-    /// The moves by which these pods, the largest first, leave their node for fuller ones. None if they do not fit there at
-    /// the same time, or if that took too long to tell.
+    /// The moves by which these pods, the largest first, leave their node for fuller ones. None if they do not fit
+    /// there at the same time, or if the budget is spent before the answer.
     pub(crate) fn moves_off(
         &self,
         name: &str,
@@ -150,7 +150,7 @@ impl Sight<'_> {
         Places::find_all(self, name, true, self.trial(), pods, budget)
     }
 
-    /// Those who may move from these cards, the smallest first, with what they hold.
+    /// The pods that may move from these cards, the smallest first, with the memory that they hold.
     fn evictable(&self, site: &Site<'_>, only: &[usize]) -> Vec<(Mib, Arc<PodFacts>)> {
         let holds = |pod: &Arc<PodFacts>| {
             let hold = site.node.bound().get(&pod.uid)?;
@@ -187,7 +187,7 @@ struct Places<'k> {
     found: Vec<Move>,
 }
 
-/// A place on a node: its cost, and what it charges of GPUs.
+/// A place on a node: its cost, the node's name, and the charged memory by GPU index.
 type Place<'k> = (Cost, &'k Arc<str>, Vec<(usize, Mib)>);
 
 impl<'k> Places<'k> {
@@ -256,7 +256,7 @@ impl<'k> Places<'k> {
         false
     }
 
-    /// Where on one node a replacement of the pod would fit beside those that have a place already.
+    /// The places on one node where a replacement of the pod would fit together with earlier replacements.
     fn on(&mut self, name: &'k Arc<str>, pod: &PodFacts, budget: &mut Budget) -> Vec<Place<'k>> {
         // Its volume may be on its node alone.
         let is_tied = pod.tied && **name != *self.from;

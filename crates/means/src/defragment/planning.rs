@@ -46,7 +46,7 @@ pub(super) struct Planning {
 /// The sets of pods that could leave one set of cards.
 #[derive(Debug)]
 pub(super) struct Unit {
-    /// What may move, the smallest first.
+    /// The pods that may move, the smallest first, with their memory.
     pub(super) may: Vec<(Mib, Uid)>,
     sets: Sets,
     /// The set at which the last look stopped.
@@ -119,7 +119,7 @@ impl Planning {
 }
 
 impl Sight<'_> {
-    /// What would give room to a pod that waits for pieces; none if nothing would.
+    /// The moves that would give room to a pod that waits for pieces; none if no moves would.
     pub fn moves_within(&self, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Moves> {
         if !self.waits_for_fragmented(pod) {
             return None;
@@ -262,7 +262,7 @@ pub(super) fn sets_of_cards(site: &Site<'_>) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Sets of things by what they weigh together, the lightest first; the weights are in ascending order.
+/// Sets of things in order of their total weight, the lightest first. The given weights are in ascending order.
 #[derive(Debug)]
 struct Sets {
     weights: Vec<Mib>,

@@ -11,7 +11,7 @@ use super::{FORGOTTEN, Shortfall};
 
 /// For the next call about a gang, or its first bind: kube-scheduler takes some milliseconds.
 const HOLD: Duration = Duration::from_secs(2);
-/// The same after a cycle that ended without a bind: something that is not asked here refused the gang.
+/// The hold after a cycle that ended without a bind: a check outside the extender refused the gang.
 const HOLD_AGAIN: Duration = Duration::from_millis(500);
 /// Cycles that are remembered before old ones are looked for.
 const CYCLES: usize = 256;
@@ -37,8 +37,8 @@ struct Cycle {
 }
 
 impl Cycles {
-    /// kube-scheduler asks about a pod of the gang. True if a cycle begins with it and none of those before was bound: what
-    /// they hold is free.
+    /// kube-scheduler asks about a pod of the gang. True if a cycle begins with this pod and the cycle before ended
+    /// without a bind. The room that the earlier pods hold is then free.
     pub fn ask(&mut self, gang: &Group, uid: &Uid, now: Duration) -> bool {
         if self.0.len() >= CYCLES {
             self.0

@@ -1,9 +1,10 @@
 //! Gangs: pods of a PodGroup of which kube-scheduler binds `minCount` at the same time, or none.
 //!
-//! kube-scheduler asks about the pods of a gang one after the other, in one *cycle*, and no call says that it has given
-//! the gang up. So a cycle ends here when a pod is asked about that this cycle has had, or when too few of the gang are
-//! left to reach `minCount`: then nothing is held for any of them, nor for those that it still asks about. The first call
-//! of a cycle plans for all pods that are known ([`plan`]); if too few fit, it is refused, and nothing is held at all.
+//! kube-scheduler asks about the pods of a gang one after the other, in one *cycle*. No call reports that it has given
+//! the gang up. So a cycle ends here when kube-scheduler asks again about a pod of this cycle. It also ends when too
+//! few pods of the gang are left to reach `minCount`. Then the extender holds no room for any of them, nor for pods
+//! that kube-scheduler still asks about. The first call of a cycle plans for all known pods ([`plan`]). If too few pods
+//! fit, the call is refused, and no room is held.
 //!
 //! kube-scheduler's preemption for a gang calls no extender: [the crate](crate) chooses the victims.
 

@@ -1,8 +1,9 @@
 //! Places for the pods of a gang at the same time.
 //!
-//! A depth-first search over the pods, those that want most first ([`Search`]). Each tries its nodes, the best first, with the
-//! GPUs that the policy would choose; then other GPUs there; then it is left out. Of equal pods the later goes to no node
-//! before that of the earlier. What the search may cost is bounded: on small nodes it is exhaustive.
+//! A depth-first search over the pods, the largest requests first ([`Search`]). Each pod tries its nodes, the best
+//! first, with the GPUs that the policy would choose. Then it tries other GPUs there, and then the search leaves the
+//! pod out. Of equal pods, the later pod goes to no node before the node of the earlier pod. The cost of the search is
+//! bounded: on small nodes it is exhaustive.
 
 use crate::sight::Sight;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use gpustow_pack::{Choice, Cost, Mib, Request};
 use super::MOST_PODS;
 use super::search::{FITS, Kind, Search, State};
 
-/// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
+/// Nodes that are tried for each of equal pods, in addition to one for each pod of the gang.
 const NODES: usize = 64;
 /// Nodes that one plan compares. Pods that differ from those before them then get any nodes that have room.
 const COMPARED: usize = 4096;
-/// For so many sets of constraints such nodes are looked for.
+/// The most sets of constraints for which such nodes are looked for.
 const RESTS: usize = 16;
 
 /// Where a pod of a gang is to go.
@@ -35,7 +36,7 @@ impl Seat {
         &self.node
     }
 
-    /// What is charged of the node's GPUs, by their index.
+    /// The charged memory of the node's GPUs, by GPU index.
     pub fn charges(&self) -> &[(usize, Mib)] {
         &self.choice.placement.charges
     }
@@ -45,7 +46,7 @@ impl Seat {
         *self.node == *node
     }
 
-    /// What it costs there.
+    /// The cost of the seat.
     pub fn cost(&self) -> Cost {
         self.choice.cost
     }
@@ -128,7 +129,7 @@ impl<'p> Member<'p> {
         }
     }
 
-    /// Does it heed what kube-scheduler showed of nodes?
+    /// Sets whether the pod avoids nodes that kube-scheduler's own filters are known to have rejected for it.
     pub fn heeding(self, heeds: bool) -> Self {
         Self { heeds, ..self }
     }
@@ -212,7 +213,7 @@ impl<'s, 'p> Kinds<'s, 'p> {
         sites.collect()
     }
 
-    /// The nodes that take such a pod but for its room, those with the least first.
+    /// The nodes that would take such a pod, apart from its room, the nodes with the least room first.
     fn rest_for(&mut self, pod: &'p PodFacts) -> Arc<[usize]> {
         if let Some(known) = self.rest.get(&pod.constraints) {
             return known.clone();
@@ -239,7 +240,8 @@ impl Sight<'_> {
         self.search_seats(members, wanted, 0, trial, budget)
     }
 
-    /// The same as if these bound pods were gone, or too few seats as soon as it is certain that `wanted` do not fit.
+    /// Seats as if these bound pods were gone. The result has too few seats as soon as it is certain that `wanted` pods
+    /// do not fit.
     pub(crate) fn seats_for_all(
         &self,
         members: Vec<Member<'_>>,
@@ -322,8 +324,8 @@ impl Sight<'_> {
         }
     }
 
-    /// Nodes of the cluster that have room for such a pod, at most so many, best first; none that was rejected for it if
-    /// it `heeds` that. And how many were compared.
+    /// At most `most` nodes of the cluster that have room for such a pod, best first, and the number of compared nodes.
+    /// With `heeds`, nodes that were rejected for the pod are left out.
     fn roomy(
         &self,
         pod: &PodFacts,
@@ -355,7 +357,7 @@ impl Sight<'_> {
         (names.collect(), compared)
     }
 
-    /// Is the room of this seat free still, and do the pod's rules allow it beside others that have come?
+    /// Is the room of this seat still free, and do the pod's rules allow it together with pods that have come since?
     pub fn is_free(&self, seat: &Seat, pod: &PodFacts) -> bool {
         let node = self.books.node(&seat.node);
         node.zip(pod.asks.request()).is_some_and(|(node, request)| {

@@ -17,7 +17,7 @@ pub struct Roll {
     placed: usize,
     /// They request no GPU memory: kube-scheduler does not ask about them here.
     others: usize,
-    /// Those that may come and have no place.
+    /// Pods that may come and are without a place.
     pub(super) open: Vec<Arc<PodFacts>>,
 }
 
@@ -27,12 +27,12 @@ impl Roll {
         &self.open
     }
 
-    /// So many of those that have no place must get one.
+    /// The number of pods without a place that must get one.
     pub fn wanted(&self) -> usize {
         self.min_count.saturating_sub(self.placed + self.others)
     }
 
-    /// So many of them get one.
+    /// The shortfall if `count` of these pods get a place.
     pub fn shortfall(&self, gang: &Group, count: usize) -> Shortfall {
         Shortfall {
             group: gang.clone(),
@@ -45,7 +45,7 @@ impl Roll {
         }
     }
 
-    /// These get one.
+    /// The shortfall if the pods get these seats.
     pub fn shortfall_of(&self, gang: &Group, seats: &Seats) -> Shortfall {
         let shortfall = self.shortfall(gang, seats.count);
         match seats.is_cut && seats.count < self.wanted() {
@@ -93,7 +93,7 @@ impl Sight<'_> {
         Some(roll)
     }
 
-    /// The pods of the pod's gang that may come and have no place, and how many of them must get one.
+    /// The pods of the pod's gang that may come and are without a place, and how many of them must get one.
     pub(crate) fn open_of_gang(&self, pod: &PodFacts) -> Option<(Vec<Arc<PodFacts>>, usize)> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let roll = self.roll(gang, None, None)?;
@@ -101,8 +101,8 @@ impl Sight<'_> {
         Some((roll.open, wanted))
     }
 
-    /// The pods of the gang that have no place beside those that fit now: as many as must have one, those that request
-    /// least, the first in turn. None if too few of it are there.
+    /// The pods that the gang must place and that do not fit together with its fitting pods. The smallest requests are
+    /// chosen first, and equal requests in turn. The list is empty if too few pods of the gang exist.
     pub fn unseated(&self, gang: &Group, budget: &mut Budget) -> Vec<Arc<PodFacts>> {
         let Some(mut roll) = self.roll(gang, None, None) else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Seats of pods that say which GPUs they may get, and with which pods they share one.
+//! Seats of pods with rules about the GPUs that they may get, and the pods with which they share a GPU.
 
 use crate::sight::Sight;
 use gpustow_api::PodFacts;

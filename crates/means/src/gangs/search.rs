@@ -1,4 +1,5 @@
-//! The search for seats: depth-first over the pods of a gang, on a stack of its own, for a tenant says how many there are.
+//! The search for seats: depth-first over the pods of a gang. It uses a stack of its own, because a tenant decides the
+//! number of pods.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -15,7 +16,7 @@ const STEPS: usize = 1 << 20;
 /// Sets of GPUs of one node that are tried for one pod.
 const SETS: usize = 32;
 
-/// Pods that cannot be told apart, and the nodes for them.
+/// Pods that are alike, and the nodes for them.
 pub(super) struct Kind<'p> {
     pub(super) pod: &'p PodFacts,
     pub(super) request: &'p Arc<Request>,
@@ -28,7 +29,7 @@ pub(super) struct Kind<'p> {
 }
 
 impl Kind<'_> {
-    /// Those that want most come first.
+    /// The sort key: the largest requests come first.
     pub(super) fn size(&self) -> (Reverse<Option<u32>>, Reverse<Option<Mib>>) {
         let claims = &self.request.claims;
         let gpus = claims.iter().map(|claim| claim.gpus).max();
@@ -36,7 +37,7 @@ impl Kind<'_> {
         (Reverse(gpus), Reverse(mib))
     }
 
-    /// What it takes of one GPU at least.
+    /// The memory that a pod of this kind takes of one GPU at least.
     pub(super) fn hardest(&self) -> Mib {
         self.request
             .hardest()
@@ -45,16 +46,16 @@ impl Kind<'_> {
     }
 }
 
-/// What is searched for.
+/// The parameters and the state of a search.
 pub(super) struct Search<'s, 'p> {
     /// The nodes that may be used are its spots.
     pub(super) trial: Trial<'s>,
     pub(super) kinds: Vec<Kind<'p>>,
     /// The kind of each pod, in the order of the search.
     pub(super) order: Vec<usize>,
-    /// What each pod from this one on takes of one GPU at least.
+    /// The memory that each pod from this one on takes of one GPU at least.
     pub(super) least: Vec<Mib>,
-    /// A pod says which GPUs it may get: then GPUs with as much free differ.
+    /// A pod has rules about its GPUs: then GPUs with equal free memory differ.
     pub(super) ruled: bool,
     /// Anti-affinity of a pod keeps others off its node: then it matters which pod is where.
     pub(super) keeps_off: bool,
@@ -72,11 +73,11 @@ pub(super) struct State {
     taken: Found,
     pub(super) best: Found,
     pub(super) best_count: usize,
-    /// What is taken is better than what is written down.
+    /// `taken` is better than `best`.
     is_better: bool,
     /// Where the search has been.
     seen: HashSet<u64>,
-    /// What nodes have free, and which pods with rules are where.
+    /// A digest of the free room of the nodes, and of the places of pods with rules.
     digest: u64,
     slots: Slots,
     pub(super) fits: usize,
@@ -111,7 +112,7 @@ struct Frame {
     next: usize,
     /// The policy's own choices were tried.
     is_second: bool,
-    /// What is left to be tried on the node that was looked at last, the best last.
+    /// The node that was looked at last, and the choices that are left to try there, the best last.
     site: usize,
     choices: Vec<Choice>,
     /// The node where the pod has its place, and the time before.
@@ -299,7 +300,7 @@ impl Search<'_, '_> {
         hasher.finish()
     }
 
-    /// What a pod adds to the digest where it is if it is not only its size that counts.
+    /// The pod's part of the digest at its place, if more than its size counts.
     fn digest_of_rules(&self, at: usize, site: usize, choice: &Choice) -> u64 {
         let rules = self.kinds[self.order[at]].request.rules.as_deref();
         let rules = rules.map_or(0, |rules| {
@@ -326,7 +327,7 @@ impl Search<'_, '_> {
         choice.ok()
     }
 
-    /// Other GPUs for it there, of those that cannot be told apart the first; the best last.
+    /// Other sets of GPUs for the pod on the node, the best last. Of GPUs that are alike, the search takes the first.
     fn other_choices(&mut self, at: usize, site: usize) -> Vec<Choice> {
         let Some(first) = self.choice(at, site) else {
             return Vec::new();
@@ -357,8 +358,8 @@ fn hash_of(it: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Sets of so many of these cards, at most [`SETS`], the first first; where no pod is `ruled`, of those that are alike the
-/// first.
+/// Sets of `size` of these cards, at most [`SETS`], in order. Where no pod is `ruled`, a set takes the first of cards
+/// that are alike.
 fn subsets(view: &NodeGpus, ruled: bool, cards: &[usize], size: usize) -> Vec<Vec<usize>> {
     let mut found = Vec::new();
     // Places in `cards`, in ascending order; the last one is the next to be tried.

@@ -9,9 +9,9 @@ use gpustow_api::Group;
 pub struct Shortfall {
     /// The group.
     pub group: Group,
-    /// So many fit, those that are bound among them.
+    /// The number of pods that fit, including bound pods.
     pub fit: usize,
-    /// So many must.
+    /// The number of pods that must fit.
     pub of: usize,
     /// How far the search for their nodes went.
     pub search: Extent,

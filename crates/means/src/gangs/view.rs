@@ -27,13 +27,13 @@ pub struct GangView {
 pub enum Standing {
     /// It is bound to this node, or assumed to be.
     Placed(Arc<str>),
-    /// It fits on this node beside all others that fit.
+    /// The pod fits on this node together with all others that fit.
     Fits(Arc<str>),
     /// It requests no GPU memory, so that it counts as one that fits.
     NoGpuMemory,
     /// A scheduling gate that is not gpustow's holds it.
     Gated,
-    /// It does not fit beside the others.
+    /// The pod does not fit together with the others.
     Waits,
 }
 
@@ -70,7 +70,7 @@ impl GangView {
 }
 
 impl Sight<'_> {
-    /// The gang of a pod that has no node, if it is in one that a PodGroup describes or should.
+    /// The gang of a pod without a node, if a PodGroup describes the gang or should.
     pub fn gang_view(&self, pod: &PodFacts) -> Option<GangView> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let described = self.books.pod_group(gang);

@@ -1,11 +1,11 @@
 //! Preemption for a pod that free memory is too fragmented for: no card has enough of it, but the node's sum has, so
 //! that kube-scheduler, which sees the sum alone, evicts no pod.
 //!
-//! The ledger chooses which pods end, keeps the room and says which of the chosen are needed still. It acts on no pod. It waits until kube-scheduler had its
-//! chance, and leaves alone for a minute what kube-scheduler's own preemption answers: where a node's sum is short, and
-//! pods of lower priority could change that. A pod whose room did not come, or was of no use, has no other end there
-//! again, nor elsewhere before a pause. Pods end only on a node that kube-scheduler offered for the pod
-//! (`Shown` of the books), and what a look may cost is bounded ([`search`]).
+//! The ledger chooses the pods that end, keeps the room, and names the chosen pods that are still needed. It does not
+//! act on pods. It waits until kube-scheduler had its chance. For a minute it leaves nodes to kube-scheduler's own
+//! preemption where the sum is short but lower-priority pods could help. If a pod's room did not come or was of no use,
+//! no other pod ends for it there again. No pod ends for it elsewhere before a pause. Pods end only on a node that
+//! kube-scheduler offered for the pod (`Shown` of the books). The cost of a look is bounded ([`search`]).
 
 mod gangs;
 mod search;
@@ -61,15 +61,15 @@ impl Rank {
 
 type Plan = super::Plan<Rank>;
 
-/// What may be thought of on a node.
+/// A node that is considered for a pod.
 pub(super) struct Site<'a> {
     pub(super) pod: &'a PodFacts,
     pub(super) request: &'a Request,
     pub(super) name: &'a str,
     pub(super) node: &'a Node,
-    /// Those who leave already.
+    /// The pods that already leave.
     pub(super) leaving: HashSet<Uid>,
-    /// So do those that the last report shows and that are bound there no more.
+    /// Pods that the last report shows but that are no longer bound there leave, too.
     ended: bool,
 }
 
@@ -110,10 +110,10 @@ impl Means for Preempt {
     }
 }
 
-/// What preemption and defragmentation share: pods that are evicted.
+/// Evictions, for preemption and defragmentation.
 impl Parts {
-    /// Looks after what pods that are evicted by this means leave to others, but for gangs, and goes on with the look at
-    /// nodes that gained room since: does the pod fit on one?
+    /// Looks after the earmarks of this means for room that evicted pods leave, apart from gangs. Also goes on with the
+    /// look at nodes that gained room since: does the pod fit on one?
     pub(crate) fn look_after_evictions(&mut self, means: Cause) {
         let mut budget = Budget::of_look();
         for uid in self.earmarks.evictions_for_pods(means) {
@@ -159,13 +159,13 @@ impl Parts {
 }
 
 impl Sight<'_> {
-    /// The pods to be evicted now by this means, and what for, but for gangs.
+    /// The pods that this means evicts now, with the pods that get their room, apart from gangs.
     pub(crate) fn evictions(&self, means: Cause) -> Vec<Reserved> {
         let all = self.earmarks.evictions_for_pods(means).into_iter();
         all.filter_map(|uid| self.eviction(&uid)).collect()
     }
 
-    /// The same for one pod, unless it is of a gang.
+    /// The pods that are evicted now for one pod, unless that pod is of a gang.
     pub(crate) fn eviction(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.earmarks.eviction_for(uid)?;
         let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
@@ -192,7 +192,7 @@ impl Sight<'_> {
 }
 
 impl Sight<'_> {
-    /// Why what is earmarked for the pod ends, if it does.
+    /// The reason why the pod's earmark ends, if it does.
     fn needs_evictions(
         &self,
         pod: &PodFacts,
@@ -213,9 +213,9 @@ impl Sight<'_> {
         !self.earmarks.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
     }
 
-    /// Those of the chosen without which the pod would not get its cards. None if it does not get them though all
-    /// of them end, or if kube-scheduler refuses the node meanwhile. Pods that are gone have ended, whatever the last report
-    /// says that they use: the agent's next report is awaited.
+    /// The chosen pods that must still end for the pod to get its cards. None if the pod does not get them though all
+    /// chosen pods end, or if kube-scheduler refuses the node meanwhile. Pods that are gone have ended, whatever usage
+    /// the last report shows: the agent's next report is awaited.
     fn needed(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Arc<PodFacts>>> {
         let name = earmark.node();
         let mut site = self.site(pod, name)?;
@@ -255,9 +255,10 @@ impl Sight<'_> {
         })
     }
 
-    /// Who of these, given in order of importance, must end for the pod to fit on these cards,
-    /// and where it then fits: all of them, less those, the protected first, then the most important, without whose
-    /// end it fits. None if it does not fit though all end, or if that took too long to tell.
+    /// The pods that must end for the pod to fit on these cards, and its place then. `others` is in order of
+    /// importance. From all of them, the search spares each pod without whose end the pod fits: the protected first,
+    /// then the most important. None if the pod does not fit though all end, or if the budget is spent before the
+    /// answer.
     pub(super) fn reprieve(
         &self,
         site: &Site<'_>,

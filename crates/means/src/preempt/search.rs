@@ -17,11 +17,11 @@ use crate::sight::Sight;
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
 const CHANCE: Duration = Duration::from_secs(1);
-/// So long it waits for kube-scheduler's own preemption, and for room that pods leave which terminate on other nodes:
-/// what has not come by then evidently does not help.
+/// The time that a pod waits for kube-scheduler's own preemption, and for room from pods that terminate on other nodes.
+/// Room that has not come by then evidently does not help.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is under way between two looks.
+/// The state between two looks.
 #[derive(Debug, Default)]
 pub struct Preempt {
     /// Since when pods have waited for room that is fragmented.
@@ -88,7 +88,7 @@ impl Sight<'_> {
         self.books.pod(uid).filter(|pod| self.may_preempt(pod))
     }
 
-    /// What could be done on one node.
+    /// The offer of one node to the pod.
     fn verdict(
         &self,
         pod: &Arc<PodFacts>,

@@ -1,7 +1,7 @@
 //! Which borrowers give memory back, and who was asked without result.
 //!
-//! An owner may soften what is done to his pod, a disruption budget may forbid it, and a program may not care. Such a
-//! pod must not shield the others that borrow there: once the time of a demand is over, others are asked before it.
+//! An owner may soften the action on a pod, a disruption budget may forbid it, and a program may ignore it. Such a pod
+//! must not shield the others that borrow there. Once the time of a demand is over, others are asked before it.
 
 use crate::sight::Sight;
 use std::cmp::Reverse;
@@ -20,7 +20,7 @@ use crate::parts::Parts;
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
 
 impl Parts {
-    /// Notes whose memory did not come in time: before what is reclaimed ends.
+    /// Notes the pods whose memory did not come in time. This runs before their reclaim ends.
     pub fn note_late_borrowers(&mut self) {
         let mut refused: Vec<Uid> = Vec::new();
         for uid in self.earmarks.all_of(Cause::Reclaim) {
@@ -59,8 +59,8 @@ impl Parts {
 }
 
 impl Sight<'_> {
-    /// What may be done to have this pod give memory back. A pod whose group is disrupted as a whole is told so, and no
-    /// more: its owner chose the group, so that this softens too, and only where owners may.
+    /// The action that may make this pod give memory back. For a pod whose group is disrupted as a whole, it is at most
+    /// an Event. Its owner chose the group, so the group softens the action, too, and only where owners may.
     pub fn action_on(&self, pod: &PodFacts) -> Action {
         let action = self.config.action;
         if !self.config.owners_soften {
@@ -73,10 +73,10 @@ impl Sight<'_> {
         }
     }
 
-    /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
-    /// asked or are ending already, then low priority, then those whose owners do not soften what is done, then the pod
-    /// that borrows most, then the one that has been idle longest. Those who were asked without result come last. None
-    /// if all of them together do not have it. A pod that should be gone by now gives nothing back.
+    /// The pods that are to give back the missing memory: no more pods than needed, in a fixed order. Pods that were
+    /// asked or already end come first, then low priority, then pods whose owners do not soften the action. The pod
+    /// that borrows most follows, then the pod that has been idle longest. Pods that were asked without result come
+    /// last. None if all of them together borrow too little. A pod that should be gone by now gives nothing back.
     pub(crate) fn choose_borrowers(
         &self,
         node: &Node,
@@ -134,7 +134,7 @@ impl Sight<'_> {
             })
         };
         let all: Vec<&Vec<Mib>> = ordered.iter().map(|(_, of_each)| of_each).collect();
-        // The first so many, less those, the most precious first, without which it suffices.
+        // The fewest first pods that suffice, without each pod that is not needed, the most precious first.
         let count = (0..=all.len()).find(|&count| suffices(&all[..count]))?;
         let mut chosen: Vec<usize> = (0..count).collect();
         for index in (0..count).rev() {
@@ -155,7 +155,7 @@ impl Sight<'_> {
     }
 }
 
-/// By how much what is held and used of a card is more than pods may hold there: borrowers may use the headroom.
+/// The held and used memory of a card beyond the memory that pods may hold there: borrowers may use the headroom.
 pub(crate) fn beyond_capacity(node: &Node, card: usize) -> Mib {
     let Some((gpu, status)) = node.gpus().get(card).zip(node.status()) else {
         return Mib::ZERO;

@@ -1,14 +1,14 @@
 //! Pods that use more of a card than their limit, and have done so for longer than they may.
 //!
-//! A program counts its own allocations, and neither what CUDA rounds up nor what a report does: a hundredth more than
-//! the limit is none of its doing ([`tolerance`]).
+//! A program counts its own allocations, but not the rounding of CUDA or of a report. A hundredth more than the limit
+//! is therefore not its fault ([`tolerance`]).
 //!
-//! A limit that the driver holds, or that is not to be held, is no pod's offence; one that cannot be read is none.
-//! A controller makes a new pod for one that ended for this, and the next may do the same: each is given twice as long as
-//! the one before, up to [`LONGEST`].
+//! A pod does not violate a limit that the driver holds, or that is not to be held. A limit that cannot be read does
+//! not count. A controller makes a new pod for a pod that ended for this, and the new pod may violate the limit again.
+//! Each new pod gets twice as much time as the one before, up to [`LONGEST`].
 //!
-//! For how long is counted between reports: two that lie so far apart, and all between them, must say it. What came
-//! before a time in which the agent was silent does not count.
+//! The time over the limit is counted between reports: the first report, the last and all between them must show it.
+//! Reports before a time in which the agent was silent do not count.
 
 use crate::sight::Sight;
 use std::sync::Arc;
@@ -29,16 +29,16 @@ pub struct OverLimit {
     pub node: Arc<str>,
     /// The pod, which is to give back.
     pub victim: Borrower,
-    /// What it may use there.
+    /// The memory that the pod may use there.
     pub limit: Mib,
 }
 
 /// A pod of a controller may be over its limit for no longer than this, however many before it ended for that.
 const LONGEST: Duration = Duration::from_secs(960);
-/// What pods of a controller did is forgotten when none ended for so long.
+/// The time after which ended pods of a controller are forgotten, if no other pod of it ended since.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 
-/// What reports said, by node, and who ended for it.
+/// Reports of pods over their limits, by node, and ended pods, by controller.
 #[derive(Debug, Default)]
 pub struct Limits {
     runs: HashMap<Arc<str>, Vec<Run>>,
@@ -53,7 +53,7 @@ struct Ended {
     last: Duration,
 }
 
-/// Reports in a row that say that a pod is over its limit of a card.
+/// Consecutive reports that show a pod over its limit of a card.
 #[derive(Debug)]
 struct Run {
     uid: Uid,
@@ -63,7 +63,7 @@ struct Run {
 }
 
 impl Limits {
-    /// The node's agent says nothing any more.
+    /// Forgets the reports of a node: its GpuNode is gone, or no pod there is over a limit.
     pub fn forget(&mut self, name: &str) {
         self.runs.swap_remove(name);
     }
@@ -142,7 +142,7 @@ impl Limits {
         })
     }
 
-    /// A report came that says something new.
+    /// A report with new content came.
     pub fn note(&mut self, name: &str, known: &Sight<'_>) {
         let now = known.now;
         let forgotten = |it: &Ended| now.saturating_sub(it.last) >= FORGOTTEN_AFTER;
@@ -192,8 +192,8 @@ impl Sight<'_> {
     }
 }
 
-/// What the pod may use of a card where it holds so much, if no other component sees to it: where the driver should, only
-/// if the card's report says that a limit is missing.
+/// The memory that the pod may use of a card where it holds `held`, if no other component enforces the limit. Where the
+/// driver should enforce it, the limit counts only if the card's report shows that it is missing.
 fn watched_limit(pod: &PodFacts, gpu: &Gpu, held: Mib) -> Option<Mib> {
     let request = pod.asks.readable().ok()?;
     let missing: &str = Support::Missing.into();

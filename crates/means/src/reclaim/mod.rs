@@ -1,9 +1,10 @@
-//! Reclaim: what a pod uses of a card beyond its request is borrowed, and is reclaimed where it keeps
-//! a pod off whose request fits by the books.
+//! Reclaim: a pod borrows the memory that it uses of a card beyond its request. This memory is reclaimed where it keeps
+//! off a pod whose request fits by the books.
 //!
-//! The ledger earmarks the room, says which pods must give memory back and wakes the pod once NVML shows the room. It acts on
-//! no pod. No pod within its request is ever named, none at all while the node's report is stale, and the memory of one card
-//! is reclaimed for only one pod at a time. What does not come until the deadline is given up, and another card is tried.
+//! The ledger earmarks the room, names the pods that must give memory back, and wakes the pod once NVML shows the room.
+//! It does not act on pods. It never names a pod within its request, and names no pod while the node's report is stale.
+//! The memory of one card is reclaimed for only one pod at a time. Memory that does not come before the deadline is
+//! given up, and another card is tried.
 
 mod borrowers;
 mod limits;
@@ -33,13 +34,13 @@ pub struct Borrower {
     pub pod: Arc<PodFacts>,
     /// The card.
     pub uuid: Box<str>,
-    /// What it holds there.
+    /// The memory that the pod holds there.
     pub held: Mib,
-    /// What it uses there.
+    /// The memory that the pod uses there.
     pub used: Mib,
 }
 
-/// What is missing of cards, by their index in the view.
+/// The missing memory of cards, by card index in the view.
 type Missing = Vec<(usize, Mib)>;
 
 /// A plan where nothing may be done yet comes last. Then the one with fewer victims is taken, then the one that asks for
@@ -73,7 +74,7 @@ impl Means for Reclaim {
         config.reclaim.then_some(config.reclaim_after)
     }
 
-    /// Ends what has come to its end, asks others where the first did not suffice, and begins again for pods that wait.
+    /// Ends reclaims that are over, asks other pods where the first did not suffice, and begins again for waiting pods.
     fn look(&mut self, parts: &mut Parts, _: usize) {
         if !parts.config.reclaim {
             return;
@@ -166,7 +167,7 @@ impl Reclaim {
         &self.limits
     }
 
-    /// The same, to be changed.
+    /// The pods over their limits, to be changed.
     pub fn limits_mut(&mut self) -> &mut Limits {
         &mut self.limits
     }
@@ -197,7 +198,7 @@ impl Reclaim {
 }
 
 impl Sight<'_> {
-    /// Do those that were asked suffice still, or which others are to give memory back?
+    /// Do the asked pods still suffice, or which others are to give memory back?
     fn still_reclaims(&self, pod: &PodFacts, earmark: &Earmark) -> Result<Option<Vec<Uid>>, Ended> {
         let (name, asked) = (earmark.node(), earmark.waits_for());
         if self.evidence(pod, name) == Evidence::Rejected {
@@ -223,7 +224,7 @@ impl Sight<'_> {
         self.may_reclaim_for(&pod).then_some(pod)
     }
 
-    /// What the borrowers of a node could leave to a pod that waits.
+    /// The offer of a node's borrowers to a waiting pod.
     fn offer_of_borrowers(&self, uid: &Uid, name: &Arc<str>, budget: &mut Budget) -> Offer<Rank> {
         let Some(pod) = self.without_room_on(name, self.may_reclaim(uid), budget) else {
             return Offer::Fits;
@@ -261,7 +262,7 @@ impl Sight<'_> {
         })
     }
 
-    /// Those of the chosen who are needed still.
+    /// The chosen pods that are still needed.
     fn victims(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Borrower>> {
         let (name, waits_for) = (earmark.node(), earmark.waits_for());
         self.check(name).ok()?;
@@ -277,7 +278,7 @@ impl Sight<'_> {
         Some(victims.collect())
     }
 
-    /// A pod that is not being deleted, with what it holds and uses of a GPU.
+    /// A pod that is not being deleted, with the memory that it holds and uses of a GPU.
     fn borrower(&self, gpu: &Gpu, (uid, held, used): (&Uid, Mib, Mib)) -> Option<Borrower> {
         let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?;
         Some(Borrower {
@@ -318,7 +319,7 @@ impl Sight<'_> {
             && self.not_now(Cause::Reclaim, known).is_none()
     }
 
-    /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
+    /// Does the pod fit on any node, so that it will be woken? True, too, if the budget is spent before the answer.
     pub fn may_fit_now(&self, pod: &PodFacts) -> bool {
         let mut budget = Budget::of(self.config);
         let mut nodes = self.books.nodes();
@@ -373,7 +374,7 @@ impl Sight<'_> {
         };
         let repaid = node.gpus().iter().map(|gpu| Arc::from(gpu.uuid.as_str()));
         let mut trial = self.trial().repaid(repaid.filter(|uuid| is_free(uuid)));
-        // Which GPU packs best says nothing of who has to give back there.
+        // The packing order of GPUs does not consider the pods that have to give memory back there.
         let one_gpu = matches!(request.claims.as_slice(), [claim] if claim.gpus == 1);
         let parts: Vec<Option<[usize; 1]>> = match one_gpu {
             true => (0..node.gpus().len()).map(|card| Some([card])).collect(),
@@ -404,8 +405,8 @@ impl Sight<'_> {
         plans.reduce(|best, plan| if plan.rank < best.rank { plan } else { best })
     }
 
-    /// What is missing of these cards for the pod to have what it is to get of them. None if one of them
-    /// takes it no more. With `ended`, what the last report shows of pods that are gone is about to come.
+    /// The memory that is missing on these cards for the pod's share of each. None if one of the cards does not take
+    /// the pod any more. With `ended`, memory that the last report shows of pods that are gone counts as free.
     fn missing(
         &self,
         pod: &PodFacts,

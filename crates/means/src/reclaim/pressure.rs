@@ -1,9 +1,10 @@
-//! Cards that are short of what was lent: a pod could not grow to its request there, or less is free than the agent
-//! is to keep free, while others use more than they asked for.
+//! Cards that are short of lent memory. A pod could not grow to its request there, or less memory is free than the
+//! agent is to keep free. Meanwhile other pods use more than their requests.
 //!
-//! Like reclaim it says who is to give memory back, and acts on no pod: never on a pod within its
-//! request, never by a stale report, and not on a card of which memory is reclaimed already. A pod that was asked
-//! has a condition that says so: it comes first and goes on being named until the shortage ends, or until its time is over.
+//! Like reclaim, this module names the pods that are to give memory back, and does not act on pods. It never names a
+//! pod within its request, and never uses a stale report. It skips a card of which memory is already reclaimed. A pod
+//! that was asked has a condition that shows it. It comes first, and stays named until the shortage ends or until its
+//! time is over.
 
 use crate::sight::Sight;
 use std::collections::BTreeSet;
@@ -25,7 +26,7 @@ pub struct Shortage {
     pub uuid: Box<str>,
     /// A pod that is below its request and could not grow to it, or the headroom, of which less is free.
     pub harm: Purpose,
-    /// What borrowers are to give back: no more than is lent.
+    /// The memory that borrowers are to give back: no more than is lent.
     pub missing: Mib,
     /// The pods that must give memory back; none if the pods that end already suffice.
     pub victims: Vec<Borrower>,
@@ -55,7 +56,8 @@ impl Sight<'_> {
         each.collect()
     }
 
-    /// What is free of a card, and who may still grow there to its request, by how much. A pod that sleeps does not.
+    /// The free memory of a card, and the pods that may still grow there to their requests, each with the amount. A pod
+    /// that sleeps does not grow.
     pub fn below_request<'s>(
         &'s self,
         name: &Arc<str>,
@@ -66,7 +68,7 @@ impl Sight<'_> {
             let pod = self.books.pod(uid)?;
             (!pod.released && pod.node.as_ref() == Some(name)).then_some(pod)
         };
-        // What pods use that are gone is about to come.
+        // The memory of pods that are gone is about to become free.
         let there = gpu.pods.iter().filter(|used| here(&used.uid).is_some());
         let used: Mib = there.map(|used| Mib(used.used_mib)).sum();
         let free = gpu.capacity(Mib::ZERO).minus(used + Mib(gpu.unmanaged_mib));
@@ -87,7 +89,7 @@ impl Sight<'_> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
         let mut reclaims = self.earmarks.reclaims_on(name);
-        // The figures of a GPU that takes no pods may be old.
+        // The figures of a GPU that does not take pods may be old.
         if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
             return None;
         }

@@ -1,13 +1,14 @@
 //! Reservations for pods that have waited long, so that later pods do not overtake them for ever.
 //!
-//! A reservation is on cards of one node. What becomes free of them is kept for one waiting pod until all that it requests
-//! is free together: pods of equal or lower priority get none of it. The ledger does not know when pods finish, so it
-//! takes the cards on which the fewest must. No pod is made to finish, and the waiting pod may go elsewhere at any time.
+//! A reservation is on cards of one node. Memory that becomes free there is kept for one waiting pod until its whole
+//! request is free together. Pods of equal or lower priority get none of it. The ledger does not know when pods finish,
+//! so it takes the cards on which the fewest pods must finish. No pod is made to finish, and the waiting pod may go
+//! elsewhere at any time.
 //!
-//! Reservations are made in the order of turns, a few at a time and over a small part of all cards. One ends for another
-//! on which fewer must finish, for a pod of higher priority, and if no pod has finished there for long:
-//! then other cards are tried. Of pods that request the same, the one whose turn is first takes the reservation that is
-//! free first. None of it is stored: after a restart the reservations follow from the pods that wait.
+//! Reservations are made in the order of turns, a few at a time and over a small part of all cards. A reservation ends
+//! for another on which fewer pods must finish, or for a pod of higher priority. It also ends if no pod has finished
+//! there in time: then other cards are tried. Of pods with the same request, the pod whose turn is first takes the
+//! reservation that is free first. Reservations are not stored: after a restart they follow from the waiting pods.
 //!
 //! Only a pod for which a node was found counts for the bounds. A reservation of which all is free lasts a minute: a pod
 //! that does not come for it cannot, and pods that can are served before it from then on.
@@ -29,10 +30,11 @@ use crate::sight::Sight;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
-/// The pod that did not come has no other for as long at first, then for twice as long each time, up to this.
+/// The longest pause before a pod that did not come gets another reservation. The first pause is `FREE_FOR`, and each
+/// further pause is twice as long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(960);
 
-/// What looks remember of reservations; lost at a restart without harm.
+/// The state of reservations between looks; its loss at a restart is harmless.
 #[derive(Debug, Default)]
 pub struct Reserve {
     /// The search for pods without one.
@@ -52,8 +54,8 @@ struct Absent {
     until: Duration,
 }
 
-/// The order in which pods are to have reservations: those that did not come for one last, then by priority; of equals
-/// the one that has one.
+/// The order in which pods are to have reservations: last the pods that did not come for one, then by priority. Of
+/// equal pods, a pod with a reservation comes first.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     absent: u32,
@@ -82,7 +84,7 @@ impl Means for Reserve {
         }
     }
 
-    /// The pod did not come for its reservation: until then it has no other.
+    /// The end of the pause in which a pod that did not come for its reservation does not get another.
     fn pauses(&self, pod: &PodFacts, now: Duration) -> Option<Duration> {
         let absent = self.absent.get(&pod.uid)?;
         (absent.until > now).then_some(absent.until)
@@ -129,7 +131,7 @@ impl Reserve {
         self.round = round;
     }
 
-    /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
+    /// One pod of each kind that has waited long enough without a reservation, in the order of their ranks.
     fn in_need(&self, sight: &Sight<'_>) -> Vec<Uid> {
         let in_need = sight.without_room(|uid| self.needs_reservation(sight, uid).is_some());
         let rank = |uid: &Uid| Some(self.standing(sight.books.pod(uid)?, false));
@@ -190,7 +192,7 @@ impl Reserve {
         takes_rest.then(|| sight.node_names())
     }
 
-    /// Gives up what is beyond the bound.
+    /// Gives up reservations beyond the bound.
     fn keep_bounds(&mut self, parts: &mut Parts) {
         let mut bound = Bound::of(&parts.sight());
         for (_, pod) in self.placed(&parts.sight()) {
@@ -348,7 +350,7 @@ fn cards_of(pod: &PodFacts) -> usize {
 }
 
 impl Sight<'_> {
-    /// The node on which the fewest pods must finish, and those.
+    /// The node on which the fewest pods must finish, and these pods.
     pub fn plan_reserve(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Makes> {
         let nodes = self.books.nodes();
         best(nodes.filter_map(|(name, _)| self.place_on_node(pod, name, budget)))

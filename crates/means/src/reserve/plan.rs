@@ -21,7 +21,7 @@ pub(crate) struct Rank {
 pub(super) type Plan = crate::Plan<Rank>;
 
 impl Sight<'_> {
-    /// What a node offers to a pod that has no reservation.
+    /// The offer of a node to a pod without a reservation.
     pub(super) fn offer_of_node(
         &self,
         uid: &Uid,
@@ -70,7 +70,7 @@ impl Sight<'_> {
         enough && self.books.is_open(name, &pod.constraints)
     }
 
-    /// The cards of this node that are to be kept for the pod: those with the fewest pods on them.
+    /// The cards of this node that are to be kept for the pod: the cards with the fewest pods on them.
     fn place_on(
         &self,
         name: &Arc<str>,
@@ -84,7 +84,7 @@ impl Sight<'_> {
         if node.gpus().len() < least {
             return None;
         }
-        // What others wait for there, and whether the pod may take that from them.
+        // The cards that others wait for there, and whether the pod may take them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
         let mine = Holder::Pod(pod.uid.clone());
         let others = self.earmarks.holders(name).filter(|it| **it != mine);
@@ -120,7 +120,7 @@ impl Sight<'_> {
             }
         }
         order.sort_unstable();
-        // Those that others wait for come last.
+        // Cards that others wait for come last.
         let free = order.iter().filter(|(by_others, ..)| *by_others == 0);
         let mut only: Vec<usize> = free.map(|(.., card)| *card).collect();
         for (count, &(by_others, .., card)) in order.iter().enumerate() {
@@ -184,7 +184,7 @@ impl Sight<'_> {
             && self.earmarks.find(uid, Cause::Reserve).is_some()
     }
 
-    /// Other pods of the pod's gang for which GPUs of the node are reserved, and those: they come together.
+    /// Other pods of the pod's gang with reserved GPUs on the node, and these GPUs: the pods come together.
     fn reserved_for_gang(
         &self,
         name: &str,
@@ -203,7 +203,7 @@ impl Sight<'_> {
         reserved.collect()
     }
 
-    /// Who has to end, at the least, before the pod has so much of these cards, and what of that is not free.
+    /// The pods that have to end, at the least, before the pod gets these charges, and the memory that is not free.
     pub(super) fn ends(
         &self,
         name: &str,
@@ -225,7 +225,8 @@ impl Sight<'_> {
                 .filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
             let mut holds: Vec<(&Uid, &Hold)> = holds.map(|(uid, hold, _)| (uid, hold)).collect();
             let repels = |hold: &Hold| pod.asks.request().is_some_and(|it| hold.repels(it));
-            // Those that may not share the GPU with the pod, those who leave anyway, those who are counted, the largest.
+            // The order: pods that may not share the GPU with the pod, leaving pods, pods that are already counted, the
+            // largest.
             holds.sort_unstable_by_key(|(uid, hold)| {
                 let known = (!leaves(uid), !ends.pods.contains(uid));
                 (!repels(hold), known, Reverse(hold.on(uuid)), *uid)
@@ -249,7 +250,7 @@ impl Sight<'_> {
     }
 }
 
-/// What keeps a pod from the GPUs that are reserved for it.
+/// The obstacles between a pod and the GPUs that are reserved for it.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     /// Pods that have to finish.

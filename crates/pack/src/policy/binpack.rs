@@ -1,8 +1,8 @@
 use super::{Policy, Survey, cost_of};
 use crate::{Mib, NodeGpus, Request};
 
-/// Best fit: the cost is what stays free on the chosen cards, so that full cards get fuller and
-/// empty ones stay whole for large requests.
+/// Best fit: the cost is the memory that stays free on the chosen cards. Full cards get fuller, and empty ones stay
+/// whole for large requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Binpack;
 

@@ -1,7 +1,7 @@
 use super::{Policy, Survey};
 use crate::{Mib, NodeGpus, Request};
 
-/// Every place costs the same: the order of names and indices decides.
+/// Every place has an equal cost: the order of names and indices decides.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstFit;
 

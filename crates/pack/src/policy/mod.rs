@@ -15,22 +15,22 @@ pub use first_fit::FirstFit;
 pub use spread::Spread;
 pub use tight::{Class, Tight};
 
-/// What a placement costs: the lowest wins, on a node and between nodes. Fewer cards come first, then
-/// what the policy says, then how close the cards are, then what is lent there; what is equal here is decided
-/// by card index, then by node name.
+/// The cost of a placement: the lowest wins, on a node and between nodes. Fewer cards come first, then the cost of the
+/// policy, then the closeness of the cards, then the lent memory there. The card index, then the node name, decides
+/// between equal costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Cards that the pod uses: its containers share a card where they fit.
     pub cards: u16,
-    /// What the policy says; the second number breaks ties of the first.
+    /// The cost of the policy; the second number breaks ties of the first.
     pub policy: (i64, i64),
     /// How far the pod's cards are from each other, from [`crate::Links`]; 0 for one card.
     pub apart: u32,
-    /// What pods make of the memory of these cards: see [`crate::Lending`].
+    /// The pods' use of the memory of these cards: see [`crate::Lending`].
     pub lending: u16,
 }
 
-/// What a policy sees of a node before anything is put there: the same for all placements on it.
+/// A policy's view of a node before anything is put there: one view for all placements on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Survey {
     /// Free MiB on all usable cards.
@@ -38,7 +38,7 @@ pub struct Survey {
     tight: tight::Before,
 }
 
-/// A rule that says how good a placement is.
+/// A rule that rates a placement.
 pub trait Policy {
     /// Looks at a node once, for all the placements on it that are to be compared.
     fn survey(&self, node: &NodeGpus) -> Survey {
@@ -58,7 +58,7 @@ pub trait Policy {
         charges: &[(usize, Mib)],
     ) -> (i64, i64);
 
-    /// Whether links, and what is lent, decide where this rule leaves a choice.
+    /// Whether links, and lent memory, decide where this rule leaves a choice.
     fn breaks_ties(&self) -> bool {
         true
     }
@@ -67,7 +67,7 @@ pub trait Policy {
 /// The policies by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
-    /// What destroys the least of what other pods could use.
+    /// The least loss of resources that other pods could use.
     #[default]
     Tight,
     /// Least memory left over on the chosen cards.
@@ -93,7 +93,7 @@ impl PolicyKind {
         }
     }
 
-    /// What it goes by, in a few words.
+    /// Its criterion, in a few words.
     #[must_use]
     pub fn rule(self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl PolicyKind {
         }
     }
 
-    /// The policy; `tight` is what [`Tight`] has learnt.
+    /// The policy; `tight` has the learnt values of [`Tight`].
     #[must_use]
     pub fn with(self, tight: &Tight) -> &dyn Policy {
         match self {

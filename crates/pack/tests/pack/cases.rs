@@ -297,7 +297,7 @@ fn among_equal_cards_who_may_use_more_goes_where_most_stays_free_and_others_wher
         check(&node, &bursts, policy, Ok(&[&[1]]));
     }
     check(&node, &bursts, PolicyKind::FirstFit, Ok(&[&[0]]));
-    // A better place for the policy is better all the same.
+    // A better place for the policy still wins.
     node.cards[0].free = Mib(20);
     check(&node, &bursts, PolicyKind::Binpack, Ok(&[&[0]]));
 }
@@ -333,7 +333,7 @@ fn share_of_compute_goes_only_to_gpus_with_mps_and_only_as_far_as_it_is_free() {
     let refused = |node: &NodeGpus, compute| fit(node, &asks(compute), &FirstFit).err();
     assert_eq!(refused(&only(shared(100)), 0), Some(Refusal::OnlyMps));
     assert_eq!(refused(&only(Compute::default()), 10), Some(Refusal::NoMps));
-    // Two containers of a pod on one GPU share what the pod has there.
+    // Two containers of a pod on one GPU share the pod's compute there.
     let both = Request {
         claims: vec![main(1, 8), main(1, 8)],
         ..asks(50)

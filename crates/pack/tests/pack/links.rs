@@ -1,4 +1,4 @@
-//! What links change, in cases that a reader can check by hand.
+//! The effects of links, in cases that a reader can check by hand.
 
 use Link::{NvLink, PcieSwitch, System};
 use gpustow_pack::{

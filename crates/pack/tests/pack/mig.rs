@@ -59,7 +59,7 @@ fn empty(geometry: Geometry) -> Slices {
     }
 }
 
-/// What the pods of each size ask for, smallest first.
+/// The request sizes of the pods, smallest first.
 fn sizes(rows: &[Row]) -> Vec<Mib> {
     let sizes: BTreeSet<u32> = rows.iter().map(|row| row.2).collect();
     sizes.into_iter().map(|mib| Mib(mib.into())).collect()
@@ -72,7 +72,7 @@ fn masks(profile: Profile) -> Vec<u8> {
         .collect()
 }
 
-/// Every set of instances that fits beside `taken`, found by trying all of them one after the other.
+/// Every set of instances that fits in addition to `taken`, found by trying all of them one after the other.
 fn every_set(of_size: &[Profile], taken: u8, set: &mut Vec<u8>, found: &mut BTreeSet<Vec<u8>>) {
     let mut sorted = set.clone();
     sorted.sort_unstable();

@@ -1,13 +1,12 @@
-//! The right answer by trying everything. It shares no code with the search under test: legality
-//! is recomputed by walking through the pod's life, costs are recomputed from what the policies
-//! promise.
+//! The right answer by trying everything. It shares no code with the search under test: legality is recomputed by
+//! walking through the pod's life, costs are recomputed from the promises of the policies.
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Compute, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind,
     Refusal, Request, Rules, Starts, Tight, Traits,
 };
 
-/// What `fit_among` must answer: the rules are looked at card by card, in words of their own.
+/// The expected answer of `fit_among`: the rules are looked at card by card, in words of their own.
 pub(crate) fn answer_among(
     node: &NodeGpus,
     traits: &[Traits<'_>],
@@ -78,7 +77,7 @@ pub(crate) fn answer_among(
 /// Card indices of every claim.
 type Assignment = Vec<Vec<usize>>;
 
-/// What `fit` must answer.
+/// The expected answer of `fit`.
 pub(crate) fn answer(
     node: &NodeGpus,
     request: &Request,
@@ -207,7 +206,7 @@ fn with_cards(node: &NodeGpus, change: impl Fn(&Card) -> Card) -> NodeGpus {
     }
 }
 
-/// What is in use on the chosen cards, for who may use what is free; for others what is lent there.
+/// The memory in use on the chosen cards, for a pod that may use free memory. For others, the memory lent there.
 fn lending(node: &NodeGpus, request: &Request, placement: &Placement) -> u32 {
     let charged = placement.charges.iter();
     let of = charged.map(|&(card, _)| match request.bursts {
@@ -217,7 +216,7 @@ fn lending(node: &NodeGpus, request: &Request, placement: &Placement) -> u32 {
     of.sum()
 }
 
-/// In what state the chosen cards are, and which claims hold each, whatever their places.
+/// The state of the chosen cards, and the claims that hold each, whatever their places.
 fn roles(node: &NodeGpus, placement: &Placement) -> Vec<String> {
     let role = |&(card, _): &(usize, Mib)| {
         let held = placement.cards.iter().map(|cards| cards.contains(&card));
@@ -385,7 +384,7 @@ fn life(claims: &[Claim]) -> Vec<Vec<usize>> {
     moments
 }
 
-/// What the policies say of themselves, as far as it tells placements on one node apart.
+/// The policies' own costs, as far as they distinguish placements on one node.
 fn cost(node: &NodeGpus, charges: &[(usize, Mib)], policy: PolicyKind) -> i64 {
     let of_card = |&(card, Mib(charge)): &(usize, Mib)| {
         let Card { capacity, free, .. } = node.cards[card];

@@ -45,7 +45,7 @@ fn card() -> impl Strategy<Value = Card> {
     )
 }
 
-/// Drawn from a few kinds of card, so that some cannot be told apart.
+/// A node with cards of a few kinds, so that some cards are indistinguishable.
 fn node() -> impl Strategy<Value = NodeGpus> {
     vec(card(), 1..=3).prop_flat_map(|kinds| {
         vec(select(kinds), 1..=5).prop_map(|cards| NodeGpus {
@@ -57,7 +57,7 @@ fn node() -> impl Strategy<Value = NodeGpus> {
     })
 }
 
-/// The same with up to seven cards of two kinds and links between them, of which some are unknown.
+/// As [`node`], with up to seven cards of two kinds and links between them, of which some are unknown.
 fn linked() -> impl Strategy<Value = NodeGpus> {
     let link = select(vec![
         None,
@@ -149,7 +149,7 @@ fn rules() -> impl Strategy<Value = Rules> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
-    /// A placement is the best of the legal ones, a refusal means that there is none and says why.
+    /// A placement is the best of the legal ones. A refusal means that there is none, and gives the reason.
     #[test]
     fn fit_answers_what_trying_everything_answers(
         node in node(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
@@ -184,7 +184,7 @@ proptest! {
         prop_assert_eq!(found, oracle::answer_among(&node, &traits, &request, kind, &tight));
     }
 
-    /// The same where links between the cards are known; what is refused does not depend on them.
+    /// As above, where links between the cards are known; the refusals do not depend on them.
     #[test]
     fn the_closest_cards_are_those_of_trying_everything(
         node in linked(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
     }
 
-    /// What is lent decides between places that the policy finds equally good, and on nothing else.
+    /// Lent memory decides between places that the policy finds equally good, and on nothing else.
     #[test]
     fn what_is_lent_breaks_ties_alone(
         node in node(), request in request(), kind in select(PolicyKind::ALL.to_vec()),

@@ -1,4 +1,4 @@
-//! What `tight` prefers, in cases that a reader can check by hand.
+//! The preferences of `tight`, in cases that a reader can check by hand.
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Class, Compute, Cost, Lending, Mib, ModelId, NodeGpus, PolicyKind,
@@ -116,7 +116,7 @@ fn a_whole_node_is_kept_for_a_pod_that_has_not_come_yet() {
     assert!(on(&begun, &single, &tight) < on(&fresh, &single, &tight));
 }
 
-/// What an empty node is short of is no reason to open it: any pod can make up for that later.
+/// A shortage of an empty node is no reason to open it: any later pod can make up for it.
 #[test]
 fn a_pod_that_asks_for_little_cpu_opens_no_node_for_that() {
     let empty = node(&[(1000, 1000); 2], 20_000);
@@ -213,7 +213,7 @@ fn a_large_card_is_kept_for_those_who_need_one() {
     for needs_it in [pod(1, 3000, 0), whole] {
         let tight = learn(&[(light.clone(), 20), (needs_it, 8)], &nodes);
         assert!(on(&small, &light, &tight) < on(&large, &light, &tight));
-        // What is left over beside a large pod is of no use to the next.
+        // The rest of a card next to a large pod is of no use to the next.
         let rest = node(&[(4000, 1000)], 0);
         assert!(on(&rest, &light, &tight) < on(&large, &light, &tight));
     }
@@ -236,7 +236,7 @@ fn a_model_that_others_are_bound_to_costs_more() {
     assert_eq!(costs[0], costs[1]);
 }
 
-/// What no pod that is bound to a model could use of its cards is no room for such pods.
+/// Pieces of its cards that no pod bound to a model could use are no room for such pods.
 #[test]
 fn a_model_is_scarce_if_its_free_pieces_are_too_small() {
     let usual = pod(1, 1000, 0);

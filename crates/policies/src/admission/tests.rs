@@ -27,7 +27,7 @@ fn kept(name: &str) -> (Value, Value) {
 fn objects() -> Vec<Value> {
     let files = generated(names::GPU_MEM).unwrap();
     let texts = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
-    // After what is no document the parser has no end.
+    // The parser never ends after text that is not a document.
     let documents = |text| {
         let documents = serde_yaml::Deserializer::from_str(text);
         documents.map_while(|it| Value::deserialize(it).ok())

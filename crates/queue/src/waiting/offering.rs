@@ -1,4 +1,4 @@
-//! Who was woken for which room, and what came of it.
+//! The pods that were woken for room, and the results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const BARS: usize = 8;
 /// So often a pod is woken for the same offer, after calls that did not name the node.
 const UNSHOWN: u32 = 3;
 
-/// What a filter call that refuses a pod says of kube-scheduler.
+/// The facts about kube-scheduler in a filter call that refuses a pod.
 pub(crate) struct Call<'a> {
     /// It names only some of the nodes that passed kube-scheduler's own filters.
     pub is_sample: bool,
@@ -44,8 +44,8 @@ impl Waiting {
         }
     }
 
-    /// A pod was refused; `asked` says of a node whether it was among the candidates. True if it is to be woken again
-    /// for what it was offered.
+    /// A pod was refused; `asked` is true for a node that was among the candidates. True if the pod is to be woken
+    /// again for its offer.
     pub(crate) fn refused(
         &mut self,
         uid: &str,
@@ -134,7 +134,7 @@ impl Waiting {
         }
     }
 
-    /// The pod could not be ungated for what it was offered.
+    /// The pod could not be ungated for its offer.
     pub fn ungate_failed(&mut self, uid: &str) {
         if !self.has_offer(uid) {
             return;
@@ -197,7 +197,7 @@ impl Waiting {
         self.offered.to(uid).is_some()
     }
 
-    /// The pod that would be offered room beyond what fits together, while that is looked at.
+    /// Sets the pod that may get an extra offer, beyond the pods that fit together, while the ledger examines it.
     pub fn set_extra(&mut self, uid: Option<&Uid>) {
         self.offered.set_extra(uid);
     }

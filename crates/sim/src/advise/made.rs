@@ -8,10 +8,10 @@ const WORKLOADS: usize = 8;
 const REPLICAS: usize = 4;
 const DAYS: usize = 9;
 
-/// How a pod of this number uses memory: of what it usually uses, in each minute.
+/// The memory that a pod uses in each minute, relative to its usual use.
 type Pattern = fn(&Drawn, minute: usize) -> f64;
 
-/// What was drawn for a workload.
+/// The values drawn for a workload.
 struct Drawn {
     /// A minute of the day, and how many minutes a peak lasts.
     begin: usize,
@@ -35,7 +35,7 @@ impl Drawn {
 const PATTERNS: [(&str, Pattern); 6] = [
     // 10 to 90 minutes each day.
     ("daily", Drawn::peaks),
-    // The same, on two days that are a week apart.
+    // As above, on two days that are a week apart.
     ("weekly", |it, minute| match minute / DAY % 7 {
         1 => it.peaks(minute),
         _ => 1.0,

@@ -12,7 +12,7 @@ const LEAST_PODS: f64 = 1.2;
 /// Episodes of each GPU and day at most.
 const MOST_EPISODES: f64 = 0.1;
 
-/// What advice is to come to.
+/// A goal for advice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
     /// Size of a GPU, in MiB.

@@ -11,12 +11,12 @@ use crate::replay::{Placed, Placer};
 /// The most popular classes of the trace that make up this share of its pods.
 const POPULAR: f64 = 0.95;
 
-/// What pods are expected, with their shares.
+/// The expected pods, with their shares.
 #[derive(Clone, Debug)]
 pub struct TargetMix(Vec<(Job, f64)>);
 
 impl TargetMix {
-    /// The popular classes among `jobs`; host memory does not tell classes apart.
+    /// The popular classes among `jobs`; classes do not depend on host memory.
     #[must_use]
     pub fn of(jobs: &[Job]) -> Self {
         let mut counts: HashMap<_, (usize, usize)> = HashMap::new();
@@ -41,7 +41,7 @@ impl TargetMix {
         Self(classes)
     }
 
-    /// What is free on the host and of no use to the mix, in thousandths of cards.
+    /// The free part of the host that is of no use to the mix, in thousandths of cards.
     fn waste(&self, host: &Host, cpu: u64, left: &[u64]) -> f64 {
         let sum = |useless: &dyn Fn(u64) -> bool| {
             left.iter().filter(|left| useless(**left)).sum::<u64>() as f64

@@ -21,7 +21,7 @@ use crate::stowed::{Settings, Stowed};
 pub enum Choice {
     /// Any host, any card.
     Random,
-    /// Alignment of what is asked with what is free.
+    /// Alignment of the pod's request with the free resources.
     DotProd,
     /// Hosts that hold pods of the same kind first.
     Clustering,
@@ -31,21 +31,21 @@ pub enum Choice {
     BestFit,
     /// Fragmentation gradient descent; the first host wins a tie, as in the artifact.
     Fgd,
-    /// The same with kube-scheduler's own random choice among equals.
+    /// `Fgd` with kube-scheduler's own random choice among equals.
     FgdRandomTies,
     /// The host with the least free GPU, its tightest card.
     FullestNode,
     /// Stock kube-scheduler with dynamic resource allocation and consumable capacity: its default scores of CPU and host
     /// memory, a random one of equals, and the first devices that fit.
     Dra,
-    /// The same with `MostAllocated` for CPU and host memory.
+    /// `Dra` with `MostAllocated` for CPU and host memory.
     DraMostAllocated,
     /// One of gpustow's own.
     Own(PolicyKind),
 }
 
 impl Choice {
-    /// Those that are not gpustow's own.
+    /// The policies that are not gpustow's own.
     pub const BASELINES: [Self; 10] = [
         Self::Random,
         Self::DotProd,

@@ -9,7 +9,7 @@ use crate::replay::{Placed, Placer};
 const MAX_CPU: f64 = 128_000.0;
 /// The largest host's cards, in thousandths of a card, by the artifact.
 const MAX_GPU: f64 = 8000.0;
-/// Kinds of pods that the clustering policy tells apart: share, 1, 2, 4 and 8 cards.
+/// Kinds of pods that the clustering policy distinguishes: share, 1, 2, 4 and 8 cards.
 const KINDS: usize = 5;
 
 /// One of these policies at work.

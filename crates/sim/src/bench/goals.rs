@@ -1,4 +1,4 @@
-//! What gpustow's policy is held to, measured beside the baselines: a line of the table per measure.
+//! The goals for gpustow's policy, measured with the baselines: a line of the table per measure.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::report::Mean;
 
 /// The policy that the goals are set for.
 pub(super) const OURS: Choice = Choice::Own(PolicyKind::Tight);
-/// What it is compared with, in the order of the table's columns.
+/// The other policies in the comparison, in the order of the table's columns.
 pub(super) const BASELINES: [Choice; 4] = [
     Choice::Own(PolicyKind::Binpack),
     Choice::BestFit,
@@ -18,28 +18,28 @@ pub(super) const BASELINES: [Choice; 4] = [
     Choice::Own(PolicyKind::FirstFit),
 ];
 
-/// What there is to be at least, or at most where less is better.
+/// The least value, or the largest value where less is better.
 #[derive(Clone, Copy)]
 pub(super) enum Goal {
     /// A number.
     Number(f64),
-    /// So many times what a baseline has, and so much more. It is missed by more than noise: by the 95 %
-    /// interval of the mean difference, seed by seed.
+    /// A multiple of a baseline's value, plus an amount. The policy misses it by more than noise: by the 95 % interval
+    /// of the mean difference, seed by seed.
     Of(Choice, f64, f64),
-    /// What the best baseline has, and so much more; likewise.
+    /// The value of the best baseline, plus an amount; likewise.
     Best(f64),
 }
 
-/// What a run came to, if it came that far.
+/// The figure of a run, if the run came that far.
 type Figure = dyn Fn(&Outcome) -> Option<f64>;
 
-/// What is measured of every run.
+/// A figure of every run, and its goals.
 pub(super) struct Measure {
     pub(super) name: String,
     pub(super) of: Box<Figure>,
     pub(super) less_is_better: bool,
     pub(super) goals: Vec<Goal>,
-    /// What the policy had up to commit 8a73bf4, as it was recorded then (seeds 42 to 51).
+    /// The policy's value up to commit 8a73bf4, as it was recorded then (seeds 42 to 51).
     pub(super) before: Option<f64>,
 }
 
@@ -118,7 +118,7 @@ impl Measure {
         (format!("| {} |", cells.join(" | ")), missed.is_empty())
     }
 
-    /// The goal in words, and what it is missed against.
+    /// The goal in words, and the names of the values against which it is missed.
     fn check(
         &self,
         goal: Goal,

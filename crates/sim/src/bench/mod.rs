@@ -1,5 +1,5 @@
-//! gpustow's policy against the others on every pod list of the openb trace, and the others against
-//! what the FGD paper's authors published; and everything that the policy is held to.
+//! gpustow's policy against the others on every pod list of the openb trace. The others are compared with the published
+//! results of the FGD paper's authors. The policy is also measured against all its goals.
 
 mod goals;
 mod queue;
@@ -170,7 +170,7 @@ fn openb(folder: &Path, seeds: &RangeInclusive<u64>, off: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// A line's group and name, what is measured, and the place of its study.
+/// A line's group and name, its measures, and the place of its study.
 type Told = (&'static str, String, Vec<Measure>, usize);
 
 fn print_goals(told: &[Told], outcomes: &[Vec<(Choice, u64, Outcome)>]) {

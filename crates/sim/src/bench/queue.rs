@@ -1,5 +1,5 @@
-//! Runs in parallel, in an order that mixes long and short ones: the time left is told truly from
-//! early on, and what Ctrl-C leaves has some seeds of everything.
+//! Runs in parallel, in an order that mixes long and short ones. So the estimate of the remaining time is right from
+//! early on, and the runs before Ctrl-C have some seeds of everything.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,13 +13,13 @@ use crate::protocol::Workload;
 use crate::random::Random;
 use crate::replay::{Run, replay};
 
-/// What is run.
+/// The subject of a run.
 pub(super) enum Study {
     Replay(Box<Workload>),
     Churn(Box<Plan>),
 }
 
-/// What one run showed.
+/// The result of one run.
 pub(super) enum Outcome {
     Replay(Box<Run>),
     Churn(Box<ChurnRun>),
@@ -50,8 +50,8 @@ impl Study {
 /// One run: the study by its place, the policy, the seed.
 pub(super) type Task = (usize, Choice, u64);
 
-/// Runs the tasks, or those that Ctrl-C lets, on all cores; each with what it showed, by study, in the
-/// order of policies and seeds.
+/// Runs the tasks, or the tasks before Ctrl-C, on all cores. Returns each with its result, by study, in the order of
+/// policies and seeds.
 pub(super) fn run(studies: &[Study], tasks: &[Task]) -> Result<Vec<Vec<(Choice, u64, Outcome)>>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     Random::new(1).shuffle(&mut order);

@@ -19,14 +19,14 @@ const DEFAULT: &str = "default";
 /// Small clusters differ more from seed to seed: they get so many times the seeds.
 const MORE_SEEDS: u64 = 3;
 
-/// What is run for a line of the table.
+/// The runs for a line of the table.
 pub(super) enum Source {
     /// A published list on all nodes.
     List(&'static str),
     Own(Study),
 }
 
-/// A workload and what is measured of it.
+/// A workload and its measures.
 pub(super) struct Scenario {
     /// A heading in the table.
     pub(super) group: &'static str,
@@ -36,7 +36,7 @@ pub(super) struct Scenario {
     pub(super) measures: Vec<Measure>,
 }
 
-/// The trace, and what is made of it.
+/// The nodes and the pod lists of the trace.
 pub(super) struct Openb {
     nodes: Vec<TraceNode>,
     /// The published lists, by name.
@@ -77,8 +77,8 @@ impl Openb {
         Ok(Study::Replay(Box::new(workload)))
     }
 
-    /// The default list with so many percent of the GPU pods bound, each to what a pod of the published
-    /// list with bound pods, that wants as many GPUs, is bound to.
+    /// The default list with this percentage of the GPU pods bound to models. Each of them gets the models of a pod in
+    /// the published list with bound pods that wants as many GPUs.
     fn bound(&self, percent: usize) -> Result<Vec<TracePod>> {
         let bound: Vec<&TracePod> = self.list("gpuspec10")?.iter().collect();
         let mut random = Random::new(11);

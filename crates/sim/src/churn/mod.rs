@@ -1,6 +1,6 @@
-//! A cluster in use: pods come, wait if they must, run, and go. What fits nowhere waits, and is
-//! tried again in the order of arrival whenever a pod ends, as kube-scheduler does with pods of
-//! equal priority. It does not know policies.
+//! A cluster in use: pods come, wait if they must, run, and go. A pod that fits nowhere waits. It is tried again in the
+//! order of arrival whenever a pod ends, as kube-scheduler does with pods of equal priority. The module does not know
+//! policies.
 
 mod lifetimes;
 mod report;
@@ -38,14 +38,14 @@ const MINUTE: u64 = 60_000;
 /// Classes of waiting pods for which one look each minute thinks of moving others.
 const CLASSES: usize = 4;
 
-/// What comes at which rate.
+/// The pods that come, and their rate.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Hosts and the pods that are drawn from.
     pub workload: Workload,
     /// Pods that are there from the start, stay, and hold this part of the cards; if any.
     pub standing: Option<(Vec<Job>, f64)>,
-    /// The pods that are drawn from in the second half of what is measured, if they change.
+    /// The pods for random draws in the second half of the measured time, if they change.
     pub then: Option<Vec<Job>>,
     /// So many of the hosts, drawn by seed; all if there are fewer.
     pub hosts: usize,
@@ -57,8 +57,8 @@ pub struct Plan {
     pub keep: Option<Keep>,
     /// Pods are moved for others, by gpustow's own policies.
     pub moving: Option<Moving>,
-    /// Where a pod has ended, so many of those that wait longest and fit there are placed together, the largest first,
-    /// and not each in its turn.
+    /// Where a pod has ended, this number of the pods that wait longest and fit there are placed together, the largest
+    /// first. They are not placed each in its turn.
     pub together: Option<usize>,
 }
 
@@ -73,14 +73,14 @@ pub struct Moving {
     pub empties: bool,
 }
 
-/// What one run showed over the time measured. Percentages are of the cluster's cards.
+/// The results of one run over the time measured. Percentages are of the cluster's cards.
 #[derive(Clone, Debug, Default)]
 pub struct ChurnRun {
-    /// Mean of what pods hold, each card counted as one.
+    /// Mean of the cards that pods hold, each card counted as one.
     pub allocated: f64,
-    /// Mean of what pods that wait ask for.
+    /// Mean of the cards that waiting pods ask for.
     pub waiting: f64,
-    /// Mean of what is free while as much or more waits.
+    /// Mean of the free cards, up to the number that waiting pods ask for.
     pub wasted: f64,
     /// Demand that did not start at once, in percent of the demand that came.
     pub delayed: f64,
@@ -156,7 +156,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What is there at the start: pods that stay, and what a cluster of this load would hold, part of its life spent.
+    /// Starts the first pods: pods that stay, and the pods of a cluster with this load, with part of their life spent.
     fn fill(&mut self, source: &Source<'_>, random: &mut Random) -> Result<()> {
         let plan = self.plan;
         if let Some((jobs, part)) = &plan.standing {
@@ -185,7 +185,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Counts the time that has passed since the last event, and keeps places for those who have waited for long.
+    /// Counts the time that has passed since the last event, and keeps places for pods that have waited a long time.
     fn pass(&mut self, until: u64) -> Result<()> {
         let from = self.now.max(SINCE);
         if until > from {
@@ -238,7 +238,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Moves pods for those that have waited longest. A pod that is moved goes on where it was.
+    /// Moves pods for the pods that have waited longest. A moved pod continues its run.
     fn make_room(&mut self, moving: Moving) -> Result<()> {
         let is_past = |at: &u64| at + 60 * MINUTE <= self.now;
         while self.moved.front().is_some_and(is_past) {
@@ -345,7 +345,7 @@ impl<'a> World<'a> {
         self.offer(at)
     }
 
-    /// Starts those who wait and fit on a host.
+    /// Starts the waiting pods that fit on a host.
     fn offer(&mut self, at: usize) -> Result<()> {
         let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
         let mut hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
@@ -409,7 +409,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// What is drawn from, and how far apart pods come on average.
+/// The jobs for random draws, and the mean time between two pods.
 struct Source<'a> {
     jobs: Vec<&'a Job>,
     gap: f64,
@@ -418,7 +418,7 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     /// Pods that ask for this part of an empty cluster.
     fn new(jobs: &'a [Job], load: f64, world: &World<'_>) -> Result<Self> {
-        // What does not fit the empty cluster would wait for ever, under every policy.
+        // A job that does not fit the empty cluster would wait for ever, under every policy.
         let possible = |job: &&Job| world.hosts.iter().any(|host| host.fits(job));
         let jobs: Vec<&Job> = jobs.iter().filter(possible).collect();
         let demand: u64 = jobs.iter().map(|job| job.demand()).sum();
@@ -489,7 +489,7 @@ pub fn churn(
     Ok(Some(world.finish()))
 }
 
-/// Runs the plan with all seeds, or with those that Ctrl-C lets.
+/// Runs the plan with all seeds, or with the seeds before Ctrl-C.
 ///
 /// # Errors
 /// As [`churn`].

@@ -22,9 +22,9 @@ pub struct ChurnSummary {
     pub delayed_pct: Mean,
     /// Minutes that a pod waits, where pods run for an hour on average: mean, p50, p99 and max.
     pub wait_minutes: BTreeMap<&'static str, Mean>,
-    /// The mean by what was asked for.
+    /// The mean by kind of demand.
     pub wait_minutes_by_kind: BTreeMap<&'static str, Mean>,
-    /// Of the pods of all seeds together, by what was asked for: their number, p50, p99 and max.
+    /// Of the pods of all seeds together, by kind of demand: their number, p50, p99 and max.
     pub waits_by_kind: BTreeMap<&'static str, Waits>,
     /// Pods moved, in an hour.
     pub moves_per_hour: Mean,

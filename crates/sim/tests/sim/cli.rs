@@ -20,7 +20,7 @@ fn sim(args: &[&str]) -> Command {
 fn printed(output: Output) -> Result<String> {
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {error}", output.status);
-    // A busy machine may be slow enough to be told how far a run is.
+    // On a busy machine the run may be slow enough to print its progress.
     let mut other = error.lines().filter(|line| !line.ends_with(" s left"));
     ensure!(other.next().is_none(), "{error}");
     Ok(String::from_utf8(output.stdout)?)
@@ -299,7 +299,7 @@ fn advise_counts_the_allocations_that_fail_on_time_that_it_did_not_learn_from() 
     let document = judged(&["--trace", &trace, "--gpu", "40960", "--replicas", "1"])?;
     ensure!(document["pods"] == 2, "{document}");
     let of = |request: &str, of: &str| mean(&document, "trace", request, of);
-    // At their peaks the pods do not fit together, nor at what each exceeds in one of a hundred minutes.
+    // The pods do not fit together at their peaks, nor at the amounts that each exceeds in one of a hundred minutes.
     for request in ["peak", "advice", "advice at p99"] {
         ensure!(of(request, "pods")? == 1.0, "{request}: {document}");
         ensure!(of(request, "episodes")? == 0.0, "{request}: {document}");
@@ -336,7 +336,7 @@ fn advice_holds_the_next_day_on_each_made_series() -> Result<()> {
         let above = mean(&document, series, "advice", "worst_pod_pct")?;
         ensure!(above <= 4.0, "{series}: {above}");
     }
-    // It is the same amount at every hour; what p95 says depends on how long ago the peak was.
+    // The advice is one amount at every hour; the amount at p95 depends on how long ago the peak was.
     let moves = |request: &str| mean(&document, "daily", request, "moves_pct");
     ensure!(moves("advice")? < 10.0, "{document}");
     ensure!(moves("advice at p95")? > 100.0, "{document}");

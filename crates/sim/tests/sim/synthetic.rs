@@ -33,8 +33,8 @@ fn is_best(name: &str, results: &[(&str, u64)]) -> bool {
         .is_some_and(|(best, _)| *best == name)
 }
 
-/// Thousandths of cards that each policy turns away. A change of policy changes these numbers, and
-/// its author says why.
+/// Thousandths of cards that each policy turns away. A change of policy changes these numbers, and its author gives the
+/// reason.
 #[test]
 fn every_policy_turns_away_exactly_this() -> Result<()> {
     let expected = [

@@ -1,6 +1,6 @@
-//! What admission costs a CREATE: API servers with nothing of gpustow's, with an earlier build's policies, with the webhook
-//! alone and with all that is installed now, asked in turn. Every CREATE is a dry run: it is admitted, and not stored, so that
-//! the share of admission is as large as it gets.
+//! The cost of admission for a CREATE. It asks API servers in turn: without gpustow, with an earlier build's policies,
+//! with the webhook alone, and with all that is installed now. Every CREATE is a dry run: it is admitted and not
+//! stored, so that the share of admission is as large as it gets.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -72,14 +72,14 @@ impl Side {
         Ok(self)
     }
 
-    /// Without the policies that protect what gpustow writes.
+    /// Without the policies that protect the fields that gpustow writes.
     async fn alone(self) -> Result<Side> {
         let kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings";
         self.cluster.kubectl(&["delete", kinds, "--all"]).await?;
         Ok(self)
     }
 
-    /// Waits until pods get what gpustow gives them.
+    /// Waits until admission changes pods for gpustow.
     async fn ready(&self) -> Result<()> {
         let asking = serde_json::to_vec(&usual(true))?;
         eventually(SOON, "pods are admitted", async || {
@@ -104,7 +104,7 @@ impl Side {
     }
 }
 
-/// What a process has computed, all threads together, in milliseconds.
+/// The CPU time of a process, all threads together, in milliseconds.
 fn cpu(process: &Process) -> Result<f64> {
     let mut nanos = 0.0;
     for task in std::fs::read_dir(format!("/proc/{}/task", process.id()))? {
@@ -116,7 +116,7 @@ fn cpu(process: &Process) -> Result<f64> {
     Ok(nanos / 1e6)
 }
 
-/// What CREATEs of one pod took on one side: milliseconds, and CPU of API server and extender.
+/// The cost of one pod's CREATEs on one side: milliseconds, and CPU of API server and extender.
 #[derive(Default)]
 struct Took {
     columns: [Vec<f64>; 3],

@@ -1,5 +1,5 @@
-//! The agent as a process on the library without a GPU, beside a real control plane: what it costs
-//! its node and the API server, and how soon what it sees decides where pods go.
+//! The agent as a process on the library without a GPU, next to a real control plane. It measures the agent's cost for
+//! its node and the API server, and the time until its report decides where pods go.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const CARDS: u32 = 8;
 const PROCESSES: u32 = 8;
 /// MiB of a card.
 const TOTAL: u64 = 81_920;
-/// What a stranger takes of every card, and what a pod asks for that fits without it only.
+/// A stranger's memory on every card, and a pod's request that fits only without the stranger.
 const STRANGER: u64 = 40_000;
 const WISH: u64 = 60_000;
 const NODE: &str = "bench-node";
@@ -192,7 +192,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// The kubelet: what the node has, its pods may have.
+/// The kubelet: copies the node's capacity into its allocatable resources.
 async fn allocatable(nodes: &Api<Node>) -> Result<()> {
     let capacity = eventually(SOON, "the node's capacity", async || {
         let status = nodes.get(NODE).await?.status.unwrap_or_default();
@@ -208,7 +208,7 @@ async fn allocatable(nodes: &Api<Node>) -> Result<()> {
     Ok(())
 }
 
-/// Measures what an agent costs.
+/// Measures an agent's cost.
 struct Meter {
     seconds: u64,
     client: Client,
@@ -247,7 +247,7 @@ impl Meter {
         host: &mut Host,
         mut change: impl FnMut(&mut Host, u64) -> Result<()>,
     ) -> Result<()> {
-        // What the change before left behind.
+        // The effects of the previous change end first.
         sleep(Duration::from_secs(3)).await;
         let program = &self.agent.process;
         let (cpu, writes, began) = (program.cpu()?, self.writes().await?, Instant::now());
@@ -268,7 +268,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Requests that wrote what an agent writes, by any client: no other does here.
+    /// Write requests for the kinds that an agent writes, by any client: no other client writes them here.
     async fn writes(&self) -> Result<f64> {
         let request = hyper::Request::get("/metrics").body(Vec::new())?;
         let metrics = self.client.request_text(request).await?;
@@ -308,8 +308,8 @@ async fn seen_by_filter(args: &Args, extender: &Extender, host: &mut Host) -> Re
     Ok(took)
 }
 
-/// True if /filter lets a pod of [`WISH`] onto the node. Always the same pod: each call ends what the
-/// call before reserved.
+/// True if /filter lets a pod of [`WISH`] onto the node. It is always one and the same pod: each call ends the
+/// reservation of the call before.
 async fn answers(extender: &Extender) -> Result<bool> {
     let body = json!({
         "Pod": {

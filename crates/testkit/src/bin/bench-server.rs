@@ -1,6 +1,6 @@
-//! The extender as a process beside a real API server and a full cluster: its memory, how long
-//! `/filter`, `/preempt` and a scrape take over loopback HTTP, how soon another replica takes over,
-//! what the agents' reports cost, and how long the plugin's commands take.
+//! The extender as a process next to a real API server and a full cluster. It measures the extender's memory, and the
+//! time of `/filter`, `/preempt` and a scrape over loopback HTTP. It also measures another replica's takeover time, the
+//! cost of the agents' reports, and the time of the plugin's commands.
 
 use std::path::PathBuf;
 use std::process::Command;

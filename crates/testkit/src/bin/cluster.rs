@@ -63,7 +63,7 @@ struct Args {
     with: Vec<Feature>,
 }
 
-/// Says what happens, and after how many seconds.
+/// Prints each step, and the seconds since the start.
 struct Progress(Instant);
 
 impl Progress {
@@ -199,7 +199,7 @@ async fn show_extender(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// A node, the file that says which cards it has, and its agent.
+/// A node, the file that lists its cards, and its agent.
 async fn node(
     args: &Args,
     cluster: &ControlPlane,
@@ -298,7 +298,7 @@ and CronJobs work. Logs are in {}. Ctrl-C ends all of it.
     Ok(())
 }
 
-/// The kubelets: what a node has of GPU memory, its pods may have.
+/// The kubelets: they copy a node's GPU memory from its capacity into its allocatable resources.
 async fn resources(client: &Client) -> Result<()> {
     let api = Api::<Node>::all(client.clone());
     let nodes = watcher(api.clone(), watcher::Config::default());
@@ -329,10 +329,10 @@ async fn resources(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// What was said last of a pod, by UID.
+/// The text that was printed last about a pod, by UID.
 type Said = BTreeMap<String, String>;
 
-/// The kubelets: bound pods run, and deleted ones end. Says what happens to every pod.
+/// The kubelets: bound pods run, and deleted ones end. Prints every pod's progress.
 async fn kubelets(client: &Client, mut programs: Programs) -> Result<()> {
     let pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default());
     let mut events = std::pin::pin!(pods.default_backoff());
@@ -436,7 +436,7 @@ fn tell(said: &mut Said, pod: &Pod) {
 fn waits(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled")?;
-    // What follows the first sentence is about preemption.
+    // The text after the first sentence is about preemption.
     let message = scheduled.message.as_deref().unwrap_or("no reason");
     (scheduled.status == "False").then(|| message.split(". ").next().unwrap_or(message))
 }

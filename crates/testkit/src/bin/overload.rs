@@ -1,6 +1,6 @@
-//! Floods on a real control plane: ten thousand pods at once, a thousand reports a second, an API server that answers
-//! after two seconds, callers that never end, an extender that never answers. Small pods ask throughout; what they wait
-//! during each flood and after it, and how large the extender gets, is the result.
+//! Floods on a real control plane: ten thousand pods at once, or a thousand reports a second. In further floods the API
+//! server answers after two seconds, callers never end, or the extender never answers. Small pods ask throughout. The
+//! results are their waits during each flood and after it, and the extender's largest size.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,8 +27,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 /// Cards of a node and their size in MiB.
 const CARDS: [u64; 2] = [16_384; 2];
-/// What each pod of the flood asks for, and each of the small ones, in MiB. Of a card that the flood has filled a part is
-/// left for small ones.
+/// The request of each pod of the flood, and of each small pod, in MiB. A card that the flood has filled has room left
+/// for small pods.
 const LARGE: u64 = 1_900;
 const SMALL: u64 = 256;
 /// Small pods per second.
@@ -40,7 +40,7 @@ const CALLERS: usize = 1_100;
 /// For all that fits to be bound, or to be gone.
 const SETTLED: Duration = Duration::from_secs(600);
 const CLASS: &str = "overload";
-/// Marks what a flood brings, and the small pods beside it.
+/// The label of a flood's pods, and of the small pods next to them.
 const PART: &str = "overload/part";
 
 /// Flood gpustow on a real control plane.
@@ -80,7 +80,7 @@ struct World {
     bound: Bound,
 }
 
-/// What a flood did.
+/// The result of a flood.
 struct Flood {
     what: String,
     /// Milliseconds from creation to bound of the small pods, ascending: during the flood, and after it.
@@ -257,7 +257,7 @@ impl World {
         })
     }
 
-    /// Creates a small pod, and says when.
+    /// Creates a small pod, and returns the time.
     async fn small(&self, name: &str) -> Result<Instant> {
         let pod = self.case.pod(name).gpu_mem(SMALL);
         let at = Instant::now();

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-/// A pod that is on the node and says that it holds this much of the card.
+/// A pod on the node whose assignment names this much of the card.
 async fn holder(case: &Case, name: &str, uuid: &str, mib: u64) -> Result<Pod> {
     let assignment = json!({
         "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },

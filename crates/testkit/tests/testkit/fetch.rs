@@ -19,7 +19,7 @@ const PROGRAMS: [&str; 4] = [
     "kubectl",
 ];
 
-/// Stands for Go: tells its version, and "compiles" what `go install` is asked for.
+/// Stands for Go: prints its version, and "compiles" the arguments of `go install`.
 const GO: &str = r#"#!/bin/sh
 case $1 in
 env) echo go1.26.9 ;;
@@ -133,7 +133,7 @@ impl Release {
         Ok(command.output()?)
     }
 
-    /// The folder that build.sh printed, and what it said.
+    /// The folder that build.sh printed, and its messages.
     fn built(&self, downloads: &str) -> Result<(PathBuf, String)> {
         let output = self.build(downloads)?;
         let said = String::from_utf8(output.stderr)?;
@@ -142,7 +142,7 @@ impl Release {
         Ok((PathBuf::from(folder.trim_end()), said))
     }
 
-    /// It says `why`, and compiles.
+    /// The build prints `why`, and compiles.
     fn compiles(&self, downloads: &str, why: &str) -> Result<()> {
         let (folder, said) = self.built(downloads)?;
         ensure!(said.contains(why), "{said}");

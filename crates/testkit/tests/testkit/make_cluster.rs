@@ -1,4 +1,4 @@
-//! `make cluster`, as its users see it: what it prints works, and Ctrl-C ends all of it.
+//! `make cluster`, as its users see it: the printed commands work, and Ctrl-C ends all of it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// The cluster starts a dozen programs.
 const START: Duration = Duration::from_secs(180);
 
-/// A program that is built beside the cluster's.
+/// A program that is built next to the cluster's.
 fn beside(cluster: &Path, name: &str) -> Result<PathBuf> {
     let path = cluster.with_file_name(name);
     ensure!(

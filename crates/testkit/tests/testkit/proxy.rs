@@ -88,7 +88,7 @@ async fn a_reply_is_lost_and_the_write_is_not() -> Result<()> {
     rule.answered(1, SOON).await?;
     wait_bound(&case.client, &pod, SOON).await?;
     drop(rule);
-    // Without the rule an answer arrives, and it says that the pod is bound.
+    // Without the rule an answer arrives, and it reports that the pod is bound.
     match bind(behind, pod, case.node_name("n")).await {
         Err(error) => assert!(error.to_string().contains("already assigned"), "{error:#}"),
         Ok(()) => bail!("bound twice"),

@@ -50,7 +50,7 @@ impl<'a> Session<'a> {
         cards.extend::<Vec<_>>(others);
     }
 
-    /// Makes and ends instances, and notes what each card in MIG mode has then.
+    /// Makes and ends instances, and notes the instances and profiles that each card in MIG mode has then.
     pub(super) fn make(&mut self, wanted: &Wanted) -> Result<(), DeviceError> {
         let Some(makes) = wanted.makes() else {
             return Ok(());
@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A card whose instances the agent makes, with the processes of those that it made.
+    /// A card on which the agent makes instances, with the processes of the agent's own instances.
     pub(super) fn pool(&self, device: &Device<'a>, card: &Card) -> Card {
         let own = self.own.iter().filter(|(_, of)| *of == card.uuid);
         let lists = own.map(|(instance, _)| processes(instance, None));

@@ -24,7 +24,7 @@ fn list(cpu: &str, memory: &str) -> Value {
         .into()
 }
 
-/// What a kubelet reports of a container whose cgroup has these, and to which it has allocated those.
+/// A kubelet's report of a container: the requests in its cgroup, and the requests that the kubelet has allocated.
 fn reports(name: &str, actuated: Value, allocated: Value) -> Value {
     json!({"name": name, "image": "", "imageID": "", "ready": true, "restartCount": 0,
         "resources": {"requests": actuated}, "allocatedResources": allocated})
@@ -45,10 +45,9 @@ fn sums(spec: &Value, status: &Value) -> (u64, u64) {
     (charged("cpu", 1000), charged("memory", 1))
 }
 
-/// The cases are those of `TestPodResourceRequests`, `TestPodLevelResourceRequests`,
-/// `TestPodRequestsAndLimits` and `TestAggregateContainerRequestsAndLimits` in
-/// k8s.io/component-helpers v0.36.3, resource/helpers_test.go, as far as they are about requests and
-/// about what gates on by default make of them.
+/// The cases of `TestPodResourceRequests`, `TestPodLevelResourceRequests`, `TestPodRequestsAndLimits` and
+/// `TestAggregateContainerRequestsAndLimits` in k8s.io/component-helpers v0.36.3, resource/helpers_test.go, about
+/// requests, with feature gates as they are by default.
 #[test]
 fn sums_of_pods_that_wait_are_kube_schedulers() {
     let one = || vec![container("a", "1", "-")];
@@ -206,8 +205,7 @@ fn a_pod_as_a_whole_states_only_what_kubernetes_lets_it() {
     assert_eq!(effective(&spec, "gpustow.dev/gpu-mem", 1), 7);
 }
 
-/// The rest of the same table: what a resize makes of a bound pod. A pod that waits has no status that
-/// counts.
+/// The rest of the same table: the effect of a resize on a bound pod. The status of a pod that waits does not count.
 #[test]
 fn resizes_count_as_in_kube_scheduler() {
     let cpu = |amount| list(amount, "-");
@@ -296,8 +294,8 @@ fn resizes_count_as_in_kube_scheduler() {
     }
 }
 
-/// What the kubelet has allocated to the pod as a whole cannot be read: its containers' share is the
-/// least that it can be.
+/// The kubelet's allocation to the pod as a whole is unreadable: the allocation to its containers is a lower bound of
+/// it.
 #[test]
 fn an_infeasible_resize_of_a_whole_pod_counts_what_its_containers_have() {
     let mut spec = json!({

@@ -1,4 +1,4 @@
-//! What of a node is free, with all of its pods or with some.
+//! The free resources of a node, with all of its pods or with some.
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_pack::{Bytes, Card, Compute, Lending, Mib, NodeGpus};
@@ -16,7 +16,7 @@ impl Node {
         self.view_without_loans(counts, |_, _| false)
     }
 
-    /// The same, if of a card no pod that `repaid` accepts used more than it holds there.
+    /// As [`Node::view_of`], if no pod that `repaid` accepts used more of a card than it holds there.
     pub(crate) fn view_without_loans(
         &self,
         counts: impl Fn(&str) -> bool,
@@ -83,7 +83,8 @@ impl Node {
         }
     }
 
-    /// What the pods that `counts` accepts use of a card beyond what they hold there, but for those that `repaid` accepts.
+    /// The memory of a card that pods use beyond their holds. Only pods that `counts` accepts count, without borrowers
+    /// that `repaid` accepts.
     fn excess(
         &self,
         gpu: &Gpu,
@@ -124,7 +125,7 @@ impl Node {
         }
     }
 
-    /// How many more pods may compute on a card with MPS, if only those that `counts` accepts were there.
+    /// How many more pods may compute on a card with MPS, if only the pods that `counts` accepts were there.
     pub(crate) fn clients_left(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> usize {
         let shares = self.holds().filter(|(uid, _)| counts(uid));
         let shares = shares.filter(|(_, hold)| hold.compute_on(&gpu.uuid) > 0);

@@ -1,5 +1,5 @@
-//! The specification of how one extender relieves another (`src/epoch.rs`), searched for a card that
-//! is given away twice. It stands beside the ledger's own model, because both run optimised.
+//! The specification of how one extender relieves another (`src/epoch.rs`), searched for a card that is given away
+//! twice. It stands next to the ledger's own model, because both run optimised.
 
 mod protocol;
 mod search;
@@ -34,7 +34,7 @@ const QUIET: World = World {
     namesakes: false,
 };
 
-/// Any two mishaps beside three takeovers.
+/// Any two mishaps in addition to three takeovers.
 fn worlds() -> [World; 4] {
     let world = |deletions, crashes, failures, touches| World {
         deletions,

@@ -1,8 +1,7 @@
 //! Two extenders, a Lease, pods, and Bindings under way. One card; each pod takes one share of it.
 //!
-//! Requests to the API server are single steps, except Bindings, which arrive at any time or never.
-//! That a process stops anywhere and goes on later needs no step of its own: others may always act
-//! between two of its.
+//! Requests to the API server are single steps, except Bindings, which arrive at any time or never. A process may stop
+//! anywhere and go on later without a step of its own: others may always act between two of its steps.
 
 use super::search::Model;
 
@@ -12,15 +11,15 @@ const ROOM: usize = PODS - 1;
 /// A version that no copy bears; it gets a number at the end of its step.
 const NEW: u8 = u8::MAX;
 
-/// What an extender does for its safety.
+/// The safety measures of an extender.
 #[derive(Clone, Copy)]
 pub(crate) struct Protocol {
-    /// The fence writes what no pod has borne before, not the number of the epoch alone.
+    /// The fence writes a value that no pod has had before, not the number of the epoch alone.
     pub(crate) fresh_mark: bool,
     /// A pod whose resourceVersion did not move, or that could not be written, counts as unfenced:
     /// its share is held back. Else the first counts as fenced, and the second ends the takeover.
     pub(crate) hold_back: bool,
-    /// A look at the Lease tells one tenure from every other, not only holder and epoch.
+    /// A look at the Lease distinguishes one tenure from every other, not only holder and epoch.
     pub(crate) tell_tenures: bool,
     /// An extender with an unfenced pod does not call its end clean.
     pub(crate) clean_if_fenced: bool,
@@ -40,7 +39,7 @@ pub(crate) struct World {
     pub(crate) failures: u8,
     /// Changes of a pod by another client.
     pub(crate) touches: u8,
-    /// Both extenders call themselves the same.
+    /// Both extenders have one and the same name.
     pub(crate) namesakes: bool,
 }
 
@@ -161,7 +160,7 @@ impl State {
                 extender.pods = Default::default();
             }
         }
-        // What can never succeed, and whose end no client waits for.
+        // Removes Bindings that can never succeed and whose end no client waits for.
         let (pods, extenders) = (self.pods, self.extenders);
         self.posts.retain(|&(sender, pod, version)| {
             let pod = usize::from(pod);
@@ -209,7 +208,7 @@ impl World {
         if self.namesakes { 0 } else { extender as u8 }
     }
 
-    /// The extender's tenure is that of the Lease, as far as its protocol can tell.
+    /// The extender's tenure is the tenure of the Lease, as far as its protocol can distinguish.
     fn ours(&self, lease: Option<Lease>, tenure: Tenure) -> bool {
         lease.is_some_and(|lease| {
             let seen = lease.tenure;
@@ -225,7 +224,7 @@ impl World {
         state.swaps += 1;
         let tenure = Tenure {
             holder: self.name(extender),
-            // Of a Lease that is new, the first: that it starts above what pods bear is for people.
+            // A new Lease gets the first epoch: a start above the epochs on the pods would only help people.
             epoch: last + 1,
             token: state.tokens,
         };
@@ -269,7 +268,7 @@ impl World {
             Phase::Fencing(tenure, fences) => self.fencing(state, me, tenure, fences, &mut step),
             Phase::Deciding(tenure) => self.deciding(state, me, tenure, &mut step),
         }
-        // A takeover ends with a list, so that only now is it of interest what came before.
+        // A takeover ends with a list, so that the events before it are of interest only now.
         let deciding = matches!(extender.phase, Phase::Deciding(_));
         for pod in (0..PODS).filter(|_| deciding) {
             let copy = extender.pods[pod];

@@ -10,12 +10,12 @@ pub(crate) trait Model {
     type State: Clone + Hash;
     type Action: Copy + Debug;
     fn start(&self) -> Self::State;
-    /// What can happen next, and to what it leads.
+    /// The possible next actions, and the states to which they lead.
     fn next(&self, state: &Self::State) -> Vec<(Self::Action, Self::State)>;
     fn is_wrong(&self, state: &Self::State) -> bool;
 }
 
-/// How far was searched, and what was found.
+/// The extent of the search, and its finding.
 #[derive(Debug)]
 pub(crate) struct Found<A> {
     pub(crate) states: usize,

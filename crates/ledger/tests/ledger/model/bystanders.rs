@@ -1,5 +1,5 @@
-//! Pods that no feature can help, or that never finish, take no feature from the others: a feature that helps a
-//! pod without them helps one beside them.
+//! Bystanders are pods that no feature can help, or that never finish. They do not keep a feature from other pods: if a
+//! feature helps a pod without them, it also helps one with them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::build::{ask, asking};
 
 /// Bystanders that stand before the others: more than any feature looks at.
 const MANY: u64 = 20;
-/// Seconds in which the others are helped without a bystander, and beside one: a pod that never finishes counts for a
+/// Seconds in which the others are helped without a bystander, and with one: a pod that never finishes counts for a
 /// minute.
 const ALONE: u64 = 12;
 const BESIDE: u64 = 100;
 
-/// How long the others are waited for beside them.
+/// How long the other pods are waited for when there are bystanders.
 fn seconds_beside(bystander: Bystander) -> u64 {
     match bystander {
         Bystander::Soft => 6 * BESIDE,
@@ -59,7 +59,7 @@ impl World {
         for (_, feature) in features.into_iter().filter(|(is_on, _)| *is_on) {
             let concerned = match (bystander, feature) {
                 (Bystander::Hopeless, _) => true,
-                // Room may be reserved for those, borrowed memory reclaimed, and others move.
+                // Room may be reserved for such pods, borrowed memory reclaimed, and other pods may move.
                 (Bystander::Never, _) => matches!(feature, Feature::Preempt | Feature::Queue),
                 (Bystander::Stuck, _) => true,
                 (Bystander::Soft, _) => matches!(feature, Feature::Reclaim),
@@ -99,7 +99,7 @@ impl World {
         added.any(|pod| ledger.reserved_because(&pod.uid).is_some())
     }
 
-    /// The same as the feature sees them.
+    /// As [`World::cast`], with the pods as the feature sees them.
     fn cast_for(&self, feature: Feature, bystander: Bystander, there: bool) -> Vec<PodFacts> {
         let mut pods = self.cast(bystander, there);
         for pod in &mut pods {
@@ -158,8 +158,8 @@ impl World {
         pods
     }
 
-    /// The pods that the feature helps within this many seconds, bystanders apart, and those of `wanted` that get room
-    /// without help: what a policy learns of bystanders may change where others are placed.
+    /// The pods that the feature helps within this many seconds, bystanders apart. It adds pods of `wanted` that get
+    /// room without help: a policy that learns of bystanders may place other pods elsewhere.
     fn helped(
         &self,
         feature: Feature,
@@ -192,7 +192,7 @@ impl World {
         helped
     }
 
-    /// Those that are to give memory back are told so.
+    /// Marks the pods that are to give memory back.
     fn ask_back(&self, ledger: &mut Ledger, pods: &[PodFacts], now: Duration) {
         let backs = ledger.reclaims(now);
         let victims = backs.iter().flat_map(|back| &back.borrowers);
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// Every agent says what it said before.
+    /// Every agent repeats its report.
     pub(super) fn report_to(&self, ledger: &mut Ledger, now: Duration) {
         for (name, report) in &self.server.reports {
             let mut report = report.clone();
@@ -220,7 +220,7 @@ impl World {
         }
     }
 
-    /// kube-scheduler asks about all that wait and have no room.
+    /// kube-scheduler asks about all waiting pods without room.
     pub(super) fn ask_all(&self, ledger: &mut Ledger, pods: &[PodFacts], now: Duration) {
         let waits = |pod: &&PodFacts| {
             pod.node.is_none() && !pod.gated && !pod.queued && !pod.deleting && !pod.released
@@ -265,7 +265,7 @@ fn first(pod: PodFacts) -> PodFacts {
     }
 }
 
-/// What the extender does every second, and which pods that helps.
+/// Does the extender's work of every second, and returns the pods that it helps.
 fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> Vec<Arc<str>> {
     for means in TURNS {
         ledger.look(means, usize::MAX, now);
@@ -283,7 +283,7 @@ fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> V
             .map(|it| uid(&it.pod))
             .collect(),
         Feature::Reclaim => {
-            // Those whose owners soften that give nothing.
+            // Pods whose owners soften the action on them do not give memory back.
             let all = ledger.reclaims(now);
             let gives = |it: &Borrower| it.pod.action.is_none() || !softens;
             let all = all.iter().filter(|it| it.borrowers.iter().all(gives));

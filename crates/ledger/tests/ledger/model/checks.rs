@@ -1,4 +1,4 @@
-//! What must hold after every step, and once everything has come to its end.
+//! The invariants after every step, and once everything has come to its end.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl World {
         shares
     }
 
-    /// One pod has one place in the books, and each card holds what its pods are charged.
+    /// One pod has one node in the books, and holds each of its cards once.
     pub(super) fn check_books(&self) -> Result<(), String> {
         let mut places: HashMap<Arc<str>, Arc<str>> = HashMap::new();
         let mut seen = BTreeSet::new();
@@ -57,7 +57,7 @@ impl World {
         self.deliver_groups();
         self.check_books()?;
         self.check_places_end()?;
-        // Assumed pods have thirty seconds, and what is kept for replacements has twice what others have.
+        // Assumed pods have thirty seconds, and room for replacements is kept twice as long as other room.
         self.now += Duration::from_secs(31) + super::lending::CALLED_FOR;
         for pod in self.ledger.unconfirmed(self.now) {
             match self.server.find(&pod.uid) {
@@ -111,7 +111,7 @@ impl World {
         self.check_reclaims_end()
     }
 
-    /// Lets so much time pass that no nomination keeps room: for how long one has, lists do not tell.
+    /// Lets so much time pass that no nomination keeps room: lists do not show how long a nomination keeps it.
     fn end_nominations(&mut self, rebuilt: &mut Ledger) {
         for seconds in [1, 3901] {
             self.now += Duration::from_secs(seconds);
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// Every agent says what it said before, later.
+    /// Every agent repeats its report, later.
     fn report_again(&mut self) {
         for name in NODES {
             if let Some(mut report) = self.server.reports.get(name).cloned() {
@@ -136,8 +136,8 @@ impl World {
         self.deliver_nodes();
     }
 
-    /// Nothing is reserved any more, and the books are those of a ledger that has only seen the
-    /// lists, and by definition.
+    /// Nothing is reserved any more. The books equal the books of a ledger that has only seen the lists, and the
+    /// definition.
     fn check_rebuilt(&mut self) -> Result<Ledger, String> {
         self.ledger.expire(self.now);
         require(assumed(&self.ledger) == (0, 0), || {
@@ -152,7 +152,7 @@ impl World {
         Ok(rebuilt)
     }
 
-    /// What is free on a card is what no pod was promised or uses.
+    /// The free memory of a card is the memory that is neither promised to a pod nor in use.
     fn check_free(&self, node: &NodeView) -> Result<(), String> {
         let report = self.server.reports.get(&*node.name);
         for (card, gpu) in node.cards.iter().zip(report.iter().flat_map(|it| &it.gpus)) {
@@ -244,7 +244,7 @@ impl World {
         NODES.iter().any(|name| self.fits_on(ledger, pod, name))
     }
 
-    /// Preempt says that no pod has to go, and there are CPU and a slot. The pod is not in the node's books.
+    /// Preempt answers that no pod has to go, and there are CPU and a slot. The pod is not in the node's books.
     pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let kept = || ledger.explain(pod, name, self.now).is_err();
         let host = ledger.refused_in_tree(name, pod).is_none();
@@ -252,15 +252,15 @@ impl World {
         host && self.has_room(ledger, pod, name) && !(scarce && kept())
     }
 
-    /// Preempt says that no pod has to go.
+    /// Preempt answers that no pod has to go.
     pub(super) fn has_room(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let mut budget = ledger.budget();
         let victims = ledger.preempt(pod, name, &[], &mut budget, self.now);
         victims == Some(Victims::default())
     }
 
-    /// All that are unbound wait, and something that the ledger does not know keeps everybody from
-    /// coming: the last one that fits is woken in time all the same, and no pod again and again.
+    /// All unbound pods wait, and something that the ledger does not know keeps every pod from coming. The last pod
+    /// that fits is still woken in time, and no pod again and again.
     fn check_no_pod_comes(&mut self) -> Result<(), String> {
         let mut ledger = self.rebuilt();
         let pods = self.server.pods.iter();
@@ -269,14 +269,14 @@ impl World {
         for pod in &asleep {
             ledger.filter(&ask(pod), &[], self.now);
         }
-        // Only now: the mix of those that wait decides which card room is kept on for the nominated.
+        // Only now: the mix of waiting pods decides on which card room is kept for nominated pods.
         let fitting = asleep.iter().copied();
         let fitting = fitting.filter(|pod| self.is_single(pod) && self.fits(&ledger, pod));
         let Some(last) = fitting.max_by_key(turn) else {
             return Ok(());
         };
-        // What joins is looked at after two seconds; then each round of two offers twice as many. Pods
-        // that are nominated may take one more.
+        // A pod that joins is looked at after two seconds; then each round of two offers twice as many. Nominated pods
+        // may take one more.
         let limit = 2 * (4 + u64::from(asleep.len().ilog2()));
         let mut woken: HashMap<Arc<str>, Vec<u64>> = HashMap::new();
         for second in 0..19 {

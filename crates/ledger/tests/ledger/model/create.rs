@@ -122,7 +122,7 @@ impl World {
     }
 }
 
-/// What the pod says of the pods that it shares GPUs with.
+/// The pod's rules about the pods that it shares GPUs with.
 fn rules(neighbours: Neighbours) -> Rules {
     let group = |number| Some(format!("default/{number}").into());
     match neighbours {

@@ -23,7 +23,7 @@ const APART: Duration = Duration::from_secs(60);
 /// Where pods were deleted for another, which, and when the last of them was.
 type Done = (Arc<str>, BTreeSet<Arc<str>>, Duration);
 
-/// What has been done.
+/// The disruptions so far.
 #[derive(Default)]
 pub(super) struct Disruptions {
     /// By the pod that it was done for.
@@ -31,7 +31,7 @@ pub(super) struct Disruptions {
 }
 
 impl World {
-    /// What the extender does every second.
+    /// Does the extender's work of every second.
     pub(super) fn disrupt(&mut self) -> Result<(), String> {
         if !self.switches.disrupts() {
             return Ok(());
@@ -49,7 +49,7 @@ impl World {
         Ok(())
     }
 
-    /// What is demanded now is demanded still.
+    /// Every present demand still holds.
     fn check_demands(&self) -> Result<(), String> {
         let short = self.ledger.shortages(self.now);
         let all = self.ledger.demands(short, self.now).all.into_iter();
@@ -156,7 +156,7 @@ impl World {
         Ok(())
     }
 
-    /// Can the pod run on the node, by what the ledger knows, once these and those who leave anyway are gone? CPU
+    /// As far as the ledger knows, can the pod run on the node without these victims and without leaving pods? CPU
     /// counts.
     fn gains(&self, pod: &PodFacts, node: &str, victims: &BTreeSet<Arc<str>>) -> bool {
         let here = |it: &PodFacts| it.node.as_deref() == Some(node) && !it.released;
@@ -169,7 +169,7 @@ impl World {
         fits == Some(Victims::default()) && self.has_host_without(pod, node, &gone)
     }
 
-    /// Has the node enough CPU and a slot for the pod once these are gone, by what the ledger knows?
+    /// As far as the ledger knows, has the node enough CPU and a slot for the pod once these pods are gone?
     pub(super) fn has_host_without(
         &self,
         pod: &PodFacts,
@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// Says on each pod what it is asked for, and where room is kept for it.
+    /// Marks each pod that must give memory back, and writes on each pod where room is kept for it.
     pub(super) fn announce(&mut self) {
         let victims = self.victims();
         let backs = self.ledger.reclaims(self.now);

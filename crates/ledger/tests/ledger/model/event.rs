@@ -1,4 +1,4 @@
-//! What can happen, and how to draw it.
+//! The possible events, and how to draw one.
 
 use gpustow_api::Regards;
 use gpustow_api::config::Action;
@@ -22,10 +22,10 @@ impl Random {
     }
 }
 
-/// What a pod may use of a card.
+/// The memory that a pod may use of a card.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Limit {
-    /// What it asks for.
+    /// Its request.
     Same,
     /// So much more.
     More(u64),
@@ -55,11 +55,11 @@ pub(super) enum Neighbours {
     Apart(u8),
 }
 
-/// What a new pod has beside its request, in some histories.
+/// The traits of a new pod apart from its request, in some histories.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traits {
     pub(super) cpu_milli: u64,
-    /// kube-scheduler rejects the nodes of these bits for the pod, and does not say so.
+    /// kube-scheduler rejects the nodes of these bits for the pod, and does not report it.
     pub(super) rejects: u8,
     /// kube-scheduler regards pods of the same node for it, or pods of all nodes.
     pub(super) regards: Regards,
@@ -69,7 +69,7 @@ pub(super) struct Traits {
     pub(super) evictable: bool,
     /// It requests this part of its GPUs, if that is more than its amount.
     pub(super) percentage: u8,
-    /// It says whether it sleeps.
+    /// It states whether it sleeps.
     pub(super) asleep: Option<bool>,
     /// It is of this group.
     pub(super) group: Option<usize>,
@@ -79,12 +79,12 @@ pub(super) struct Traits {
     pub(super) isolated: bool,
     /// Which pods it shares its GPUs with, or with which it shares none.
     pub(super) neighbours: Option<Neighbours>,
-    /// What its owner lets be done at most to have it give memory back.
+    /// The most severe action that its owner allows to make it give memory back.
     pub(super) action: Option<Action>,
 }
 
-/// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
-/// events are dropped from it.
+/// One step. Numbers are taken modulo the number of objects, so that a history stays meaningful when events are dropped
+/// from it.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     /// A pod comes into being, under a name that may have been used before.
@@ -125,7 +125,7 @@ pub(super) enum Event {
     ListIsTaken,
     /// The answer arrives.
     ListArrives,
-    /// The API server answers a read of our own with what is true then.
+    /// The API server answers a read of our own with the true state at that time.
     Ask {
         pod: usize,
     },
@@ -141,7 +141,7 @@ pub(super) enum Event {
     Bar {
         node: usize,
     },
-    /// The user changes what the pod says it wants.
+    /// The user changes the pod's request.
     Edit {
         pod: usize,
     },
@@ -192,7 +192,7 @@ pub(super) enum Event {
         pod: usize,
         node: usize,
     },
-    /// Deletion is asked for; what is bound stays until `Vanish`.
+    /// Deletion is requested; a bound pod stays until `Vanish`.
     Terminate {
         pod: usize,
     },
@@ -230,15 +230,15 @@ pub(super) enum Event {
         pod: usize,
         mib: u64,
     },
-    /// The extender looks after what is reclaimed, and writes down which pods it asked and for which pod.
+    /// The extender handles the reclaims, and records which pods it asked and for which pod.
     Reclaim,
-    /// A pod says that it sleeps, or that it wakes.
+    /// A pod reports that it sleeps, or that it wakes.
     Sleep {
         pod: usize,
     },
     /// The extender looks after the places that it keeps.
     KeepReservations,
-    /// A pod that was asked gives back what it uses beyond its request.
+    /// A pod that was asked gives back its use beyond its request.
     GivesBack {
         pod: usize,
     },
@@ -262,7 +262,7 @@ pub(super) enum Event {
     Replace {
         pod: usize,
     },
-    /// The agent of a node comes back and cannot tell yet whose processes they are, or can again.
+    /// The agent of a node comes back and cannot match processes to pods yet, or can again.
     AgentRestarts {
         node: usize,
     },

@@ -12,10 +12,10 @@ use super::world::{World, require};
 
 use crate::act::Act as _;
 
-/// What kube-scheduler showed for longer than this is no evidence.
+/// A node that kube-scheduler showed longer ago than this is no evidence.
 const RECENT: Duration = Duration::from_secs(300);
 
-/// kube-scheduler's own filters, and what it has shown.
+/// kube-scheduler's own filters, and the nodes that it has shown.
 #[derive(Default)]
 pub(super) struct Shown {
     /// The nodes that it rejects for a pod, by their bits, for reasons that the ledger cannot see.
@@ -24,7 +24,7 @@ pub(super) struct Shown {
     next: usize,
     /// When it last showed a node for a pod, and after how many changes of where pods are.
     shown: HashMap<(Arc<str>, Arc<str>), (Duration, u64)>,
-    /// Where the pods are, by what the ledger knows.
+    /// The nodes of the pods, as far as the ledger knows.
     places: HashMap<Arc<str>, Arc<str>>,
     /// How often that has changed, and at which change last for each pod on each node.
     changes: u64,
@@ -45,8 +45,8 @@ impl World {
         self.reject(uid, rejects);
     }
 
-    /// Those of the nodes that kube-scheduler shows the extender for the pod: all that its own filters pass, or a
-    /// window of those.
+    /// The nodes that kube-scheduler shows the extender for the pod: all nodes that its own filters pass, or a window
+    /// of them.
     pub(super) fn candidates(
         &mut self,
         pod: &PodFacts,
@@ -85,7 +85,7 @@ impl World {
         node.is_some_and(|node| rejects & (1 << node) != 0)
     }
 
-    /// Are enough CPU and a slot left of the node, by what is true? Pods that it has chosen a node for are assumed to be there.
+    /// In truth, has the node enough CPU and a slot left? Pods for which it has been chosen are assumed to be there.
     pub(super) fn has_host(&self, pod: &PodFacts, name: &str) -> bool {
         let here = self.server.pods.iter().filter(|it| {
             let assumed = || self.chosen.get(&it.uid).copied();
@@ -97,7 +97,7 @@ impl World {
         used + cpu(pod) <= self.cpu() && self.slots().is_none_or(|slots| pods < slots)
     }
 
-    /// Is the node's sum of GPU memory enough, by what is true?
+    /// In truth, is the node's sum of GPU memory enough?
     pub(super) fn has_sum(&self, pod: &PodFacts, name: &str) -> bool {
         let Some(report) = self.server.reports.get(name) else {
             return false;
@@ -194,8 +194,8 @@ impl World {
         for key in disrupted.difference(&self.shown.disrupted) {
             let shown = self.last_shown(key);
             let recent = shown.is_some_and(|(shown, _)| self.now <= shown + RECENT);
-            // kube-scheduler shows no node whose sum does not suffice, and a watch that is late may tell so still. A node
-            // without a fresh report is no such node.
+            // kube-scheduler does not show a node whose sum is too small, and a late watch may still show such a sum. A
+            // node without a fresh report is no such node.
             let pod = self.ledger.pod(&key.0);
             let short = pod.is_some_and(|pod| {
                 self.ledger.is_behind(&pod, &key.1, self.now)
@@ -210,7 +210,7 @@ impl World {
     }
 }
 
-/// What the pod requests of its node's CPU.
+/// The pod's request for its node's CPU.
 pub(super) fn cpu(pod: &PodFacts) -> u64 {
     pod.asks.readable().map_or(0, |request| request.cpu_milli)
 }

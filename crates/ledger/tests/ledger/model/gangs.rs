@@ -19,7 +19,7 @@ pub(super) fn group(number: usize) -> Group {
     Group::in_tree("default", GROUPS[number % GROUPS.len()])
 }
 
-/// What the ledger has heard of PodGroups.
+/// The PodGroups that the ledger has heard of.
 pub(super) type Known = BTreeMap<Group, PodGroupFacts>;
 
 impl World {
@@ -78,8 +78,8 @@ impl World {
         pods && self.server.group_watch.is_empty()
     }
 
-    /// The pods of the group that kube-scheduler counts, those that have a node or a Binding on its way, and how many of
-    /// them must have one.
+    /// The pods of the group that kube-scheduler counts. Also the number of them with a node or a Binding on its way,
+    /// and the number that must have one.
     fn muster(&self, group: &Group) -> Option<(Vec<&PodFacts>, usize, usize)> {
         let facts = self.server.groups.get(group)?;
         let there = self.server.pods.iter();
@@ -120,7 +120,7 @@ impl World {
         if there.len() < wanted {
             return Ok(());
         }
-        // The queue keeps room for those that it is about to ungate, and the gang is not refused then.
+        // The queue keeps room for pods that it is about to ungate, and the gang is not refused then.
         let ungates = there.iter().any(|pod| pod.queued);
         let open = there.iter().filter(|pod| self.is_open(pod));
         let mut open: Vec<PodFacts> = open.map(|pod| PodFacts::clone(pod)).collect();
@@ -128,7 +128,8 @@ impl World {
         for pod in &open {
             self.chosen.remove(&pod.uid);
         }
-        // An extender is not called for a pod that no node passes, and cannot tell it from one that is still to come.
+        // An extender is not called for a pod that no node passes: it cannot distinguish it from a pod that is still to
+        // come.
         let (mut fit, mut refused, mut all_asked) = (Vec::new(), false, true);
         for (index, pod) in open.iter().enumerate() {
             let nodes = self.candidates(pod, &NODES);
@@ -192,7 +193,8 @@ impl World {
         Ok(())
     }
 
-    /// A refusal in the name of the group is for a pod of a gang: too few of it fit, or those that do need the room.
+    /// A refusal in the name of the group is for a pod of a gang: too few of its pods fit, or the fitting pods need the
+    /// room.
     pub(super) fn check_shortfall(
         &self,
         pod: &PodFacts,

@@ -9,7 +9,7 @@ use super::server::Server;
 use super::world::{World, require};
 use crate::build::makes_instances;
 
-/// What an assignment takes of a card on which an agent makes instances: without one, all of it.
+/// The slices that an assignment takes of a card on which an agent makes instances: without an instance, all of them.
 fn taken(assignment: &Assignment, uuid: &str) -> u8 {
     let mut charges = assignment.charges.iter();
     match charges.any(|(card, _)| **card == *uuid) {
@@ -87,7 +87,7 @@ impl World {
         })
     }
 
-    /// What is free on a card where an agent makes instances: the slices that no pod and no instance has.
+    /// The free memory of a card where an agent makes instances: the slices that no pod and no instance has.
     pub(super) fn free_slices(&self, node: &str, gpu: &Gpu, card: &CardView) -> Option<u64> {
         let mig = gpu.mig.as_ref()?;
         let bound = |uid: &str| {

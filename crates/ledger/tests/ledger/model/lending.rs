@@ -1,4 +1,4 @@
-//! What pods use beyond their requests in the model, and what is reclaimed of it.
+//! The memory that pods use beyond their requests in the model, and its reclaim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,19 +19,19 @@ pub(super) const CALLED_FOR: Duration = Duration::from_secs(20);
 /// A reclaim: for which pod, on which cards of which node.
 type Key = (Arc<str>, Arc<str>, Vec<Arc<str>>);
 
-/// A report: when it came, and which pods it said to be over their limits of which cards.
+/// A report: its time, and the pods that it showed over their limits of which cards.
 pub(super) type Heard = (Duration, BTreeSet<(Arc<str>, String)>);
 
-/// What the checks remember.
+/// The records of the checks.
 #[derive(Default)]
 pub(super) struct Lending {
     /// Since when pods have been asked, or named, to give memory back.
     asked: BTreeMap<Arc<str>, Duration>,
-    /// What the reports of a node said that were seen to change.
+    /// The changed reports of each node.
     heard: BTreeMap<&'static str, Vec<Heard>>,
-    /// What is reclaimed, with the time at which each was first seen.
+    /// The reclaims under way, with the time at which each was first seen.
     begun: BTreeMap<Key, Duration>,
-    /// The pods that were told of free memory, and in which version, until a watch shows it.
+    /// The pods that were informed of free memory, and in which version, until a watch shows it.
     pub(super) told: BTreeMap<Arc<str>, u64>,
 }
 
@@ -55,7 +55,7 @@ fn key(back: &Reserved) -> Key {
 }
 
 impl World {
-    /// The agent of a node sees what one of its pods uses of a card.
+    /// The agent of a node sees the memory that one of its pods uses of a card.
     pub(super) fn uses(&mut self, name: &'static str, card: usize, pod: usize, mib: u64) {
         let pods = self.server.pods.iter();
         let here = pods.filter(|pod| pod.node.as_deref() == Some(name));
@@ -66,7 +66,7 @@ impl World {
         if let Some(pod) = pick(&here, pod)
             && let Some(card) = pick(&report.gpus, card)
         {
-            // An instance has no more memory than this.
+            // An instance does not have more memory than this.
             let own = self.server.find(&here[pod]).and_then(|index| {
                 let assigned = self.server.pods[index].assignment.as_ref()?.as_ref().ok()?;
                 let own = assigned.instance.as_ref().map(|_| &assigned.charges)?;
@@ -82,8 +82,8 @@ impl World {
         }
     }
 
-    /// What the extender does every second. It asks no other pod in place of one that it has asked before, while that one
-    /// could give what is missing, though a budget keeps it.
+    /// Does the extender's work of every second. It asks no other pod in place of one that it has asked before and that
+    /// could give the missing memory. That holds even if a budget protects this one.
     pub(super) fn reclaim(&mut self) -> Result<(), String> {
         let before = self.ledger.reclaims(self.now);
         self.ledger.reclaim(self.now);
@@ -137,7 +137,7 @@ impl World {
         each.collect()
     }
 
-    /// The agent of the node says something new.
+    /// The agent of the node reports something new.
     pub(super) fn heard(&mut self, name: &'static str) {
         let said = (self.now, self.over_limits(name));
         self.lending.heard.entry(name).or_default().push(said);
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// No pod says what is done to others, nor more than the administrator says.
+    /// No pod decides the action on others, and none allows more than the administrator does.
     fn check_action(&self, pod: &PodFacts) -> Result<(), String> {
         let most = self.config.action;
         let own = pod.action.filter(|_| self.config.owners_soften);
@@ -182,7 +182,7 @@ impl World {
         evicts
     }
 
-    /// The agent of a node cannot tell whose processes they are, or can again.
+    /// The agent of a node cannot match processes to pods, or can again.
     pub(super) fn agent_restarts(&mut self, name: &'static str) {
         if let Some(mut report) = self.server.reports.get(name).cloned() {
             report.conditions = match report.is_readable() {
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// Does the agent of the node say whose processes they are?
+    /// Does the agent of the node match processes to pods?
     pub(super) fn is_readable(&self, name: &str) -> bool {
         self.known.get(name).is_some_and(GpuNodeStatus::is_readable)
     }
@@ -271,7 +271,7 @@ impl World {
 
     /// With time alone.
     pub(super) fn check_reclaims_end(&mut self) -> Result<(), String> {
-        // Hours have passed, so what is under way now has begun since.
+        // Hours have passed, so the present reclaims have begun since.
         self.lending.begun.clear();
         self.reclaim()?;
         self.deliver_pods(usize::MAX);

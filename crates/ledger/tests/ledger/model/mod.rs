@@ -34,7 +34,7 @@ use world::World;
 const HISTORIES: u64 = 10_000;
 const LENGTH: u64 = 36;
 
-/// One history: what is turned on in it, and what happens.
+/// One history: its switches, and its events.
 #[derive(Clone)]
 struct History {
     switches: Switches,
@@ -46,7 +46,7 @@ fn history(seed: u64) -> History {
     let mut switches = Switches::draw(&mut random);
     switches.draw_words(&mut Random::new(!seed));
     switches.draw_rules(&mut Random::new(seed.rotate_left(32)));
-    // Chance alone seldom leads to a pod that waits for what others borrow or hold.
+    // Chance alone seldom leads to a pod that waits for memory that others borrow or hold.
     let mut events = switches.prelude(&mut random);
     let length = 4 + random.below(LENGTH);
     events.extend((0..length).map(|_| switches.event(&mut random)));
@@ -64,7 +64,7 @@ fn run(history: &History) -> Result<(), String> {
     outcome.unwrap_or_else(|_| Err("panic".into()))
 }
 
-/// What becomes of the pods in a history, and what the ledger says in the end.
+/// The results of a history's steps, its pods, and the ledger's snapshot in the end.
 fn story(history: &History) -> String {
     let mut world = World::new(history.switches);
     let events = history.events.iter();
@@ -95,15 +95,17 @@ fn number(variable: &str) -> Option<u64> {
     value.parse().ok()
 }
 
-/// Each history draws what is turned on, alone or together. Whatever that is: cards hold what they are charged, and a ledger
-/// that has only seen lists says the same; a pod that fits is woken, ungated and placed.
-/// * Queue: no pod is given what one before it would take, and no room is kept beyond its deadline.
-/// * Reclaim: no pod within its request is a victim, none is disrupted by old data, and everything that is reclaimed ends.
-/// * Pods that wake: each is told that its memory is free once borrowers gave it back, and no two of the same memory.
-/// * Reservations: no more than the bounds say, none twice, none that could not hold its pod, none beyond its pod or its
-///   time, and no pod of higher priority is kept away.
-/// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move, those of one pod are
-///   on one node, and room is kept for a while only. A node is emptied of all pods or of none, and only while no pod waits.
+/// Each history draws the features that are on, alone or together. In each, cards hold their pods' charges, and a
+/// ledger that has only seen lists has equal books. A pod that fits is woken, ungated and placed.
+/// * Queue: no pod gets room that a pod before it would take, and no room is kept beyond its deadline.
+/// * Reclaim: no pod within its request is a victim, none is disrupted by old data, and everything that is reclaimed
+///   ends.
+/// * Pods that wake: each learns that its memory is free once borrowers gave it back, and no two learn of one memory.
+/// * Reservations: they stay within the bounds, and none is made twice. None is made that could not hold its pod, and
+///   none outlasts its pod or its time. No pod of higher priority is kept away.
+/// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move. The victims of
+///   one pod are on one node, and room is kept for a while only. A node is emptied of all pods or of none, and only
+///   while no pod waits.
 #[test]
 fn no_history_breaks_an_invariant() {
     if let Some((seed, why)) = search() {

@@ -1,4 +1,4 @@
-//! Who is over its limit in the model, by definition: what the reports said, one by one.
+//! The pods over their limits in the model, by definition: by the reports, one by one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ fn is_over(it: &There, gpu: &Gpu) -> bool {
     counts && it.held > 0 && it.used > limit.saturating_add((limit / 100).max(1))
 }
 
-/// For how long the last reports said so without a silence; none if the last does not.
+/// For how long the last reports showed this without a silence; none if the last does not.
 fn lasted(reports: &[Heard], over: &(Arc<str>, String)) -> Option<Duration> {
     let mut said = reports
         .iter()

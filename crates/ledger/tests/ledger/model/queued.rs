@@ -1,4 +1,4 @@
-//! The queue in the model: which pods are ungated, and what becomes of that.
+//! The queue in the model: the pods that are ungated, and the results.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use gpustow_ledger::{Reason, Ungate, Victims};
 use super::server::NODES;
 use super::world::{World, require};
 
-/// Seconds within which a pod that fits is let out: what others were promised may be kept for ten.
+/// Seconds within which a pod that fits is let out: room promised to other pods may be kept for ten.
 const LONG: u64 = 30;
 
 impl World {
@@ -54,9 +54,9 @@ impl World {
         Ok(())
     }
 
-    /// Queued pods, as the ledger knows them, that were not ungated before, without those that wait for other pods of their
-    /// group. None while room is promised to other pods, for the books do not say which; nor those of higher priority than
-    /// a pod that was ungated: room that was promised already is not taken back for them.
+    /// Queued pods, as the ledger knows them, that were not ungated before. Pods that wait for other pods of their
+    /// group are left out. None while room is promised to other pods, for the books do not show which. No pod of higher
+    /// priority than an ungated pod counts either: room that was promised already is not taken back for it.
     fn untold(&self) -> Vec<Arc<PodFacts>> {
         if !self.config.queue || self.now <= self.promised {
             return Vec::new();

@@ -44,7 +44,7 @@ fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
 }
 
 impl World {
-    /// What the extender does every second. All have waited for long enough. A pod that is given a place could have
+    /// Does the extender's work of every second. All pods have waited long enough. A pod that gets a place could have
     /// it if the node were empty.
     pub(super) fn keep_reservations(&mut self) -> Result<(), String> {
         self.wake(10)?;
@@ -118,7 +118,7 @@ impl World {
         Ok(())
     }
 
-    /// No more than the bound says, of no card more than one, and for no pod that is gone or has its room.
+    /// Reservations stay within the bound, each card has one, and each is for a pod that still waits without room.
     pub(super) fn check_reservations(&self) -> Result<(), String> {
         let places = self.ledger.reservations();
         require(places.len() <= self.config.reserve_max, || {

@@ -1,4 +1,4 @@
-//! What kube-scheduler and the extender do in the model: filter, bind, and what becomes of the Binding.
+//! The work of kube-scheduler and the extender in the model: filter, bind, and the result of the Binding.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ impl World {
         self.filter_among(pod, &nodes, cooperative)
     }
 
-    /// The nodes that refused the pod and have room by what preempt says. A pod of a gang waits for those before it, and
-    /// for the rest of its gang.
+    /// The nodes that refused the pod and have room by preempt's answer. A pod of a gang waits for the pods before it,
+    /// and for the rest of its gang.
     fn missed<'v>(&self, pod: &PodFacts, verdict: &Filtered<'v>) -> Vec<(&'v str, Reason)> {
         let refused = verdict.refused.iter().copied();
         let refused = refused.filter(|(_, why)| {
@@ -37,7 +37,7 @@ impl World {
             .collect()
     }
 
-    /// The same of the nodes that kube-scheduler's own filters pass.
+    /// Filters the nodes that kube-scheduler's own filters pass.
     pub(super) fn filter_among(
         &mut self,
         pod: &PodFacts,
@@ -50,15 +50,15 @@ impl World {
             cooperative,
             ..ask(pod)
         };
-        // If another client has bound the pod, its agent may show what it uses before our watch does.
+        // If another client has bound the pod, its agent may show its use before our watch shows the bind.
         let truth = self.server.find(&pod.uid);
         let truth = truth.map(|index| self.server.pods[index].node.clone());
         let known = self.ledger.pod(&pod.uid).map(|known| known.node.clone());
         let settled = !self.ledger.is_binding(&pod.uid)
             && truth.into_iter().chain(known).all(|node| node.is_none());
         let mut verdict = self.ledger.filter(&asked, nodes, self.now);
-        // A refused pod counts among those that wait: for others, room may then be kept on another GPU. And what others of
-        // its gang held is free.
+        // A refused pod counts among the waiting pods: for others, room may then be kept on another GPU. The memory
+        // that others of its gang held is free, too.
         if settled && !self.missed(pod, &verdict).is_empty() {
             verdict = self.ledger.filter(&asked, nodes, self.now);
         }
@@ -119,7 +119,7 @@ impl World {
                 }
                 self.deliver_pods(usize::MAX);
             }
-            // What a gang holds that kube-scheduler gave up without a call ends with time.
+            // kube-scheduler may give up a gang without a call: the memory that the gang holds is freed with time.
             if self.switches.gangs {
                 self.now += HELD;
             }

@@ -1,4 +1,4 @@
-//! The simulated API server: what is true.
+//! The simulated API server: the true state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::build::{able, card, report, used};
 pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
 /// Variants of reports from here on are those before, with MPS on the first card.
 pub(super) const MPS: u64 = 8;
-/// The same, with an agent that makes MIG instances on the first card.
+/// Variants from here on also have an agent that makes MIG instances on the first card.
 pub(super) const MIG: u64 = 16;
-/// The same, where others made one before, once for each slice in which that may be.
+/// Variants from here on also have an instance that others made before, once for each possible slice.
 pub(super) const OTHERS: u64 = 32;
 
-/// What a watch tells of a pod.
+/// An event of the watch of pods.
 #[derive(Clone)]
 pub(super) enum PodEvent {
     Apply(Box<PodFacts>),
     Delete(Arc<str>),
 }
 
-/// What a watch tells of a node: that it is there, or its report.
+/// An event of the watch of nodes: that a node is there, or its report.
 #[derive(Clone)]
 pub(super) enum NodeEvent {
     Node(&'static str, bool),
     Report(&'static str, Option<GpuNodeStatus>),
 }
 
-/// What a watch tells of PodGroups.
+/// An event of the watch of PodGroups.
 #[derive(Clone)]
 pub(super) enum GroupEvent {
     Apply(PodGroupFacts),
@@ -135,7 +135,7 @@ impl Server {
         for post in &mut self.posts {
             post.landed.get_or_insert(false);
         }
-        // Kubelets end what is not theirs any more, and agents say so.
+        // Kubelets end pods that are not theirs any more, and agents report that.
         for (name, mut report) in self.reports.clone() {
             let on_node = |uid: &str| {
                 let is_it = |pod: &PodFacts| *pod.uid == *uid && pod.node.as_deref() == Some(name);
@@ -215,7 +215,7 @@ impl Server {
         });
     }
 
-    /// What is or may yet be assigned on a node, other than to `uid`.
+    /// The assignments that a node has or may yet get, apart from the assignment of `uid`.
     pub(super) fn assignments<'s>(
         &'s self,
         node: &'s str,
@@ -235,7 +235,7 @@ impl Server {
         bound.chain(flying.into_iter().map(|post| &post.assignment))
     }
 
-    /// The same of a card: MiB, and percent of its compute.
+    /// The sums of these assignments on a card: MiB, and percent of its compute.
     pub(super) fn assigned(&self, node: &str, uuid: &str, uid: &str) -> (u64, u64) {
         let on_card = |assignment: &Assignment| {
             let charges = assignment.charges.iter();

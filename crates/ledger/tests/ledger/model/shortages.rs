@@ -1,4 +1,4 @@
-//! What is short of lent memory in the model, by definition.
+//! The shortages of lent memory in the model, by definition.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::world::{World, require};
 
 use crate::act::Act as _;
 
-/// A pod on a card: what it holds there and uses.
+/// A pod on a card: the memory that it holds there and uses.
 pub(super) struct There {
     pub(super) pod: Arc<PodFacts>,
     pub(super) held: u64,
@@ -26,7 +26,7 @@ impl There {
         }
     }
 
-    /// What it may still allocate of its request.
+    /// The part of its request that it may still allocate.
     fn left(&self) -> u64 {
         self.held.saturating_sub(self.used)
     }
@@ -38,8 +38,8 @@ impl There {
 }
 
 impl World {
-    /// Every card is short of what the definition says. No pod is asked that is within its request, none by a stale
-    /// report, no more than it takes, and none beside the pods that were asked already.
+    /// The shortage of every card is as in the definition. No pod is asked that is within its request, and none by a
+    /// stale report. No more pods are asked than necessary, and none if the pods that were asked already suffice.
     pub(super) fn check_shortages(&self) -> Result<(), String> {
         let all = self.ledger.shortages(self.now);
         let mut known = 0;
@@ -93,7 +93,7 @@ impl World {
         there.collect()
     }
 
-    /// What is to be given back on the card.
+    /// The memory that must be given back on the card.
     fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
         let backs = self.ledger.reclaims(self.now);
         let mut called = backs.iter().flat_map(|back| &back.cards);
@@ -104,7 +104,7 @@ impl World {
         if !speaks || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
             return 0;
         }
-        // One pod grows at a time, beside all that woke.
+        // One pod grows at a time, and all that woke.
         let grow = there
             .iter()
             .filter(|it| !it.pod.deleting && it.pod.sleep.is_none());
@@ -122,7 +122,7 @@ pub(super) fn free(gpu: &Gpu, there: &[There]) -> u64 {
     all.saturating_sub(used + gpu.unmanaged_mib)
 }
 
-/// What these pods may still allocate of their requests, those apart that end.
+/// The memory that these pods may still allocate of their requests, ending pods apart.
 pub(super) fn wanted(there: &[There], of: impl Fn(&PodFacts) -> bool) -> u64 {
     let some = there.iter().filter(|it| !it.pod.deleting && of(&it.pod));
     some.fold(0, |sum, it| sum.saturating_add(it.left()))

@@ -1,4 +1,4 @@
-//! Pods that sleep in the model, and what they are told of the memory that they requested.
+//! Pods that sleep in the model, and the news about the memory that they requested.
 
 use gpustow_api::{Memory, PodFacts, Sleep};
 
@@ -6,13 +6,13 @@ use super::server::NODES;
 use super::shortages::{free, wanted};
 use super::world::{World, pick, require};
 
-/// Does the pod need its memory, and was told that it is free?
+/// Does the pod need its memory, and does it know that it is free?
 fn has_word(pod: &PodFacts) -> bool {
     pod.wants_all() && pod.sleep.and_then(|it| it.told) == Some(Memory::Free)
 }
 
 impl World {
-    /// A pod sleeps, or wakes once it was told that others may borrow its memory.
+    /// A pod sleeps, or wakes once it knows that others may borrow its memory.
     pub(super) fn sleep(&mut self, pod: usize) {
         let Some(index) = pick(&self.server.pods, pod) else {
             return;
@@ -26,7 +26,8 @@ impl World {
         }
     }
 
-    /// What the extender does every second: it tells pods whether their memory is free, in copies that have not changed.
+    /// Does the extender's work of every second: it informs pods whether their memory is free, in copies that have not
+    /// changed.
     pub(super) fn tell_of_memory(&mut self) -> Result<(), String> {
         let version = |pod: &PodFacts| pod.resource_version.parse().unwrap_or(0);
         let ledger = &self.ledger;
@@ -58,7 +59,7 @@ impl World {
         Ok(())
     }
 
-    /// What a pod was told now is free for it, beside what others were told that have not allocated it yet.
+    /// The free memory covers this pod's memory and the memory of other informed pods that have not allocated it yet.
     fn check_told(&self, pod: &PodFacts) -> Result<(), String> {
         let truth = |it: &PodFacts| self.server.find(&it.uid).map(|it| &self.server.pods[it]);
         let node = pod.node.as_deref().unwrap_or_default();
@@ -75,7 +76,7 @@ impl World {
         Ok(())
     }
 
-    /// All borrowers give back: every pod that wakes is told so, if nothing else uses its memory.
+    /// All borrowers give back: every pod that wakes is informed of it, if nothing else uses its memory.
     pub(super) fn check_sleepers_end(&mut self) -> Result<(), String> {
         if !self.switches.sleepers {
             return Ok(());
@@ -93,7 +94,7 @@ impl World {
             self.server.set_report(name, Some(report));
         }
         self.deliver_nodes();
-        // First those that were told before, then what they leave.
+        // First the pods that were informed before, then the pods that get the rest.
         for _ in 0..2 {
             self.tell_of_memory()?;
             self.deliver_pods(usize::MAX);
@@ -122,7 +123,7 @@ impl World {
         Ok(())
     }
 
-    /// Is the node there, with an agent that says what its pods use?
+    /// Is the node there, with an agent that reports the use of its pods?
     fn is_there(&self, name: &str) -> bool {
         self.server.nodes.get(name) == Some(&true) && self.is_fresh(name) && self.is_readable(name)
     }

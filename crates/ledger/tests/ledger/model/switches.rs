@@ -1,4 +1,4 @@
-//! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
+//! The features that are on in a history, the behaviour of kube-scheduler there, and the events that fit both.
 
 use gpustow_api::Regards;
 use gpustow_api::config::Action;
@@ -6,7 +6,7 @@ use gpustow_api::config::Action;
 use super::event::{Event, Limit, Neighbours, Random};
 use super::server::{MIG, MPS, OTHERS};
 
-/// What one history has turned on.
+/// The switches of one history.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Switches {
     /// New pods may be queued.
@@ -29,7 +29,7 @@ pub(super) struct Switches {
     pub(super) gangs: bool,
     /// Some pods sleep and wake.
     pub(super) sleepers: bool,
-    /// Some pods say what may be done to them at most.
+    /// Some pods limit the action that the extender may take on them.
     pub(super) softens: bool,
     /// The administrator does not let them.
     pub(super) strict: bool,
@@ -37,7 +37,7 @@ pub(super) struct Switches {
     pub(super) mps: bool,
     /// Agents make MIG instances on some GPUs, and some pods get one.
     pub(super) mig: bool,
-    /// Some pods say with which others they share GPUs.
+    /// Some pods state with which others they share GPUs.
     pub(super) neighbours: bool,
     /// Nodes take a few pods only.
     pub(super) few_slots: bool,
@@ -60,13 +60,13 @@ pub(super) enum Bystander {
     Hopeless,
     /// Many that may not preempt.
     Never,
-    /// Those that are being deleted never finish.
+    /// Pods that are being deleted never finish.
     Stuck,
-    /// Those whose owners soften what is done to them give nothing back.
+    /// Pods whose owners soften the action on them give nothing back.
     Soft,
 }
 
-/// What the events of a history are mostly about.
+/// The main subject of the events of a history.
 enum Theme {
     Queue,
     Reclaim,
@@ -111,7 +111,8 @@ impl Switches {
         switches
     }
 
-    /// Turns on what pods may say of themselves: by a generator of its own, so that all other histories stay as they were.
+    /// Turns on the traits that pods state of themselves: by a generator of its own, so that all other histories stay
+    /// as they were.
     pub(super) fn draw_words(&mut self, random: &mut Random) {
         self.percentages = random.below(8) == 0;
         self.sleepers = self.reclaim && random.below(4) == 0;
@@ -129,8 +130,8 @@ impl Switches {
         self.regards = random.below(3) == 0;
     }
 
-    /// Turns on what else decides whether a pod can run on a node: by a generator of its own, for the same reason. The oracle of
-    /// gangs knows nothing of it.
+    /// Turns on further conditions for a pod on a node: by a generator of its own, for the same reason. The oracle of
+    /// gangs does not know them.
     pub(super) fn draw_rules(&mut self, random: &mut Random) {
         self.neighbours = random.below(4) == 0 && !self.gangs;
         self.few_slots = random.below(5) == 0 && !self.gangs;
@@ -141,7 +142,7 @@ impl Switches {
         self.preempt || self.defragment
     }
 
-    /// Events that lead to a pod which waits for what a feature could give it.
+    /// Events that lead to a pod which waits for room that a feature could give it.
     pub(super) fn prelude(self, random: &mut Random) -> Vec<Event> {
         match (self.reclaim, self.disrupts()) {
             (true, true) if random.below(2) == 0 => self.fragmented(random),
@@ -151,7 +152,7 @@ impl Switches {
         }
     }
 
-    /// One event, of what is turned on.
+    /// One event of a feature that is on.
     pub(super) fn event(self, random: &mut Random) -> Event {
         if self.sleepers && random.below(8) == 0 {
             let pod = random.index();
@@ -182,7 +183,7 @@ impl Switches {
         event
     }
 
-    /// Gives a new pod what only some histories have.
+    /// Gives a new pod the traits that only some histories have.
     fn adapt(self, event: &mut Event, random: &mut Random) {
         if let Event::Report { variant, .. } = event
             && self.mps
@@ -246,8 +247,8 @@ impl Switches {
         self.join(event, random);
     }
 
-    /// Makes a new pod one of a group, in some histories. The oracle of gangs knows plain requests alone; what else
-    /// keeps a pod off a node is the same for all of a group.
+    /// Makes a new pod one of a group, in some histories. The oracle of gangs knows plain requests alone; other
+    /// obstacles on a node are equal for all pods of a group.
     fn join(self, event: &mut Event, random: &mut Random) {
         if !self.gangs || random.below(2) == 0 {
             return;
@@ -300,7 +301,7 @@ impl Switches {
             },
         ]);
         if random.below(2) == 0 {
-            // Before they finish, another one comes for what is free beside.
+            // Before they finish, another pod comes for the other free memory.
             let mut create = Event::create(1 + random.below(3), random.below(2) as i32);
             self.adapt(&mut create, random);
             self.burden(&mut create, 1 + random.below(3));

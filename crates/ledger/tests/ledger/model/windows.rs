@@ -1,4 +1,4 @@
-//! kube-scheduler shows windows of the nodes: a pod that was refused on all of one is placed in time all the same.
+//! kube-scheduler shows windows of the nodes: a pod that was refused on all nodes of one is still placed in time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The ledger beside the truth.
+//! The ledger next to the true state.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub(super) struct World {
     pub(super) chosen: HashMap<Arc<str>, &'static str>,
     /// Reads under way: the UID, the answer, and the ledger's clock when they were sent.
     reads: Vec<(Arc<str>, Option<PodFacts>, u64)>,
-    /// Pods that the watch, or an answer that they are not there, has told to be gone.
+    /// Pods that are gone by the watch, or by an answer that they are not there.
     gone: HashSet<Arc<str>>,
-    /// Pods that kube-scheduler gave up after it had asked, with what it said.
+    /// Pods that kube-scheduler gave up after it had asked, each with the refusal.
     pub(super) given_up: HashMap<Arc<str>, u64>,
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
     pub(super) restored: bool,
@@ -47,7 +47,7 @@ pub(super) struct World {
     pub(super) woken: HashSet<Arc<str>>,
     /// Until when room is offered to pods that are not queued.
     pub(super) promised: Duration,
-    /// The lowest priority of those that were ungated.
+    /// The lowest priority of the ungated pods.
     pub(super) lowest: i32,
     /// Until when room is kept for pods that were ungated.
     pub(super) let_out: HashMap<Arc<str>, Duration>,
@@ -292,7 +292,7 @@ impl World {
             {
                 self.chosen.remove(&pod.uid);
                 self.filter(&pod, &NODES, false)?;
-                // Filter is asked with the newest copy, bind with what the watch has shown.
+                // Filter gets the newest copy, bind gets the copy that the watch has shown.
                 let same = |known: Arc<PodFacts>| known.asks == pod.asks;
                 let settled =
                     !self.ledger.is_binding(&pod.uid) && self.ledger.pod(&pod.uid).is_none_or(same);
@@ -456,7 +456,7 @@ impl World {
         self.rebuilt_with(self.config, &self.server.pods)
     }
 
-    /// The same, of these pods.
+    /// As [`World::rebuilt`], of these pods.
     pub(super) fn rebuilt_with(&self, config: Config, pods: &[PodFacts]) -> Ledger {
         let mut ledger = Ledger::new(config);
         ledger.reset_pod_groups(self.server.groups.values().cloned().collect());
@@ -470,7 +470,7 @@ impl World {
         ledger
     }
 
-    /// What each node has of CPU.
+    /// The CPU of each node.
     pub(super) fn cpu(&self) -> u64 {
         match self.switches.scarce_cpu {
             true => 4_000,

@@ -9,13 +9,13 @@ use gpustow_books::{Budget, Earmark, Ended, Evidence, HashSet, Host, Uid};
 use crate::gangs::Roll;
 use crate::preempt::importance;
 
-/// What was chosen for a gang.
+/// The choice for a gang: the pods that get room, and the victims.
 struct Chosen<'a> {
-    /// Its pods that are to get room.
+    /// The gang's pods that are to get room.
     open: Vec<(&'a Arc<PodFacts>, &'a Earmark)>,
-    /// Those that are to finish or terminate already, the most important first.
+    /// Victims that are to finish or already terminate, the most important first.
     chosen: Vec<&'a Arc<PodFacts>>,
-    /// Those of them that do not terminate yet.
+    /// The victims that do not terminate yet.
     gone: HashSet<Uid>,
 }
 
@@ -46,8 +46,9 @@ impl Sight<'_> {
         waits.then_some(roll)
     }
 
-    /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
-    /// said of that holds for pods with the same constraints. Others are for another kind of node, about which it asks later.
+    /// Is the node for this pod of the gang? If the gang does not fit, kube-scheduler asks about the first pod only.
+    /// Its answer holds for pods with the same constraints. Other pods are for another kind of node, about which
+    /// kube-scheduler asks later.
     pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
         if self.books.excluded(node, &pod.constraints).is_some() {
             return Evidence::Rejected;
@@ -71,7 +72,7 @@ impl Sight<'_> {
                 _ => {}
             }
         }
-        // For another kind of node: what else keeps the pod off is known here.
+        // For another kind of node, the ledger knows all other obstacles for the pod.
         let is_other_kind = || {
             let mut all = self.books.members(gang);
             all.any(|it| self.shown.was_asked_about(&it.uid))
@@ -95,7 +96,7 @@ impl Sight<'_> {
         left.map(|(uid, _)| (uid.clone(), Ended::Gone)).collect()
     }
 
-    /// Why what is earmarked for the gang ends, if it does.
+    /// The reason why the gang's earmarks end, if they do.
     pub(super) fn gang_ends(&self, gang: &Group, budget: &mut Budget) -> Option<Ended> {
         let all = self.earmarks.evictions_for(gang);
         let Some(roll) = self.roll(gang, None, None) else {
@@ -117,7 +118,8 @@ impl Sight<'_> {
         chosen.is_none().then_some(Ended::Late)
     }
 
-    /// A pod of the gang about which kube-scheduler must be asked again before any pod finishes, and what it leaves open.
+    /// A pod of the gang about which kube-scheduler must be asked again before any pod finishes, with the present
+    /// evidence.
     pub(super) fn outdated_for(&self, gang: &Group) -> Option<(Uid, Evidence)> {
         let mut all = self.earmarks.evictions_for(gang).into_iter();
         all.find_map(|(uid, earmark)| {
@@ -128,8 +130,9 @@ impl Sight<'_> {
         })
     }
 
-    /// The pods of the gang that are to get room, and those of the chosen that are there still, the most important first. None
-    /// if it does not get its room though all of them finish, or if kube-scheduler refuses one of the nodes meanwhile.
+    /// The pods of the gang that are to get room, and the remaining victims, the most important first. None if the gang
+    /// does not get its room though all victims finish. None, too, if kube-scheduler refuses one of the nodes
+    /// meanwhile.
     fn chosen_for(&self, gang: &Group, budget: &mut Budget) -> Option<Chosen<'_>> {
         let all = self.earmarks.evictions_for(gang);
         let open = all.iter().filter_map(|(uid, earmark)| {
@@ -156,8 +159,8 @@ impl Sight<'_> {
         has_room.then_some(Chosen { open, chosen, gone })
     }
 
-    /// Those of the chosen that the gang needs for its room, as in `chosen_for`. All of them were needed when they were
-    /// chosen: what the budget does not suffice for counts as that.
+    /// The victims that the gang still needs for its room, as in `chosen_for`. All of them were needed when they were
+    /// chosen. A victim counts as needed if the budget does not suffice for its check.
     pub(super) fn needed_by(
         &self,
         gang: &Group,
@@ -210,7 +213,7 @@ impl Sight<'_> {
         Some(needed.cloned().collect())
     }
 
-    /// Do these pods of a gang get their GPUs once these pods are gone, and those that leave?
+    /// Do these pods of a gang get their GPUs once the `gone` pods and the leaving pods are gone?
     fn has_room_for(
         &self,
         open: &[(&Arc<PodFacts>, &Earmark)],

@@ -72,7 +72,7 @@ impl Preempt {
         }
     }
 
-    /// The gang that was tried the longest time ago, of those that have waited for long enough.
+    /// Of the gangs that have waited for the minimum time, the gang whose last try is the oldest.
     fn next_waiting_gang(
         &mut self,
         parts: &mut Parts,
@@ -146,7 +146,7 @@ impl Parts {
             let here: Vec<Uid> = here.map(|it| it.uid.clone()).collect();
             earmarks.push((&pod.uid, node, request, cards, here));
         }
-        // Those that finish beside others on nodes where no pod of the gang goes.
+        // Victims that finish together with others, on nodes that do not get a pod of the gang.
         if let Some((.., first)) = earmarks.first_mut() {
             first.extend(victims.iter().map(|pod| pod.uid.clone()));
         }
@@ -156,7 +156,7 @@ impl Parts {
         }
     }
 
-    /// What is earmarked for gangs goes on, or ends for all pods of a gang together.
+    /// Continues the earmarks of gangs, or ends them for all pods of a gang together.
     pub(crate) fn look_after_gangs(&mut self) {
         for gang in self.earmarks.gangs_with_evictions() {
             for (uid, how) in self.sight().left_gang(&gang) {
@@ -173,7 +173,7 @@ impl Parts {
         }
     }
 
-    /// What is kept for the gang ends.
+    /// Ends the earmarks of the gang.
     pub fn end_gang(&mut self, gang: &Group, how: Ended) {
         let all = self.earmarks.evictions_for(gang).into_iter();
         let all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();

@@ -1,8 +1,8 @@
 //! Which pods of lower priority must finish so that enough of a gang fits at the same time.
 //!
-//! One plan is for the whole gang. Pods that are disrupted together are one [`Unit`]; a unit whose end would break a
-//! disruption budget is spared. Of a few units every combination is tried, by kube-scheduler's order of victims; of more,
-//! the most important are spared first, as kube-scheduler does. What a plan may cost is bounded.
+//! One plan is for the whole gang. Pods that are disrupted together are one [`Unit`]. The search spares a unit whose
+//! end would break a disruption budget. Of a few units it tries every combination, by kube-scheduler's order of
+//! victims. Of more units it spares the most important first, as kube-scheduler does. The cost of a plan is bounded.
 
 use crate::sight::Sight;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use gpustow_pack::Mib;
 use crate::gangs::{Member, Roll, Seats};
 use crate::preempt::{Rank, importance};
 
-/// Nodes that a plan may use, beside one for each pod of the gang.
+/// Nodes that a plan may use, in addition to one for each pod of the gang.
 const NODES: usize = 16;
 /// Pods of a gang for which others finish, at most, and sets of constraints that these have.
 const PODS: usize = 256;
@@ -24,15 +24,15 @@ const KINDS: usize = 16;
 const FEW: usize = 8;
 /// Fits that one plan may try, in all looks together.
 const FITS: usize = 4096;
-/// The same for each pod of a large gang.
+/// Fits that one plan may try for each pod of a large gang.
 const FITS_OF_POD: usize = 32;
 
-/// Fits that the plan for a gang of so many pods may try.
+/// Fits that the plan for a gang of `pods` pods may try.
 fn most_fits(pods: usize) -> usize {
     FITS.max(FITS_OF_POD * pods)
 }
 
-/// What a look for a plan comes to.
+/// The result of a look for a plan.
 pub(super) enum Found {
     Plan(Plan),
     Nothing,
@@ -71,7 +71,7 @@ struct Tried {
     fits: usize,
 }
 
-/// Roughly what room on a node costs: nothing, or the priority of the least important pod that may go, and how many may.
+/// The rough cost of room on a node: whether pods must go, the lowest priority of the candidates, and their number.
 type Price = (bool, Option<i32>, usize);
 
 /// Does the gang have more pods, or more kinds of them, than one looks for victims for?
@@ -195,7 +195,7 @@ impl Sight<'_> {
                 }
                 among.into()
             };
-            // Of pods with the same constraints kube-scheduler says the same, unless one was tried.
+            // kube-scheduler's answer is equal for pods with the same constraints, unless one was tried.
             let among = match self.shown.tried(&pod.uid) {
                 Some(_) => look(),
                 None => known.entry(&pod.constraints).or_insert_with(look).clone(),
@@ -253,8 +253,8 @@ impl Sight<'_> {
         true
     }
 
-    /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if no
-    /// pod of the gang would fit there even if all of those went: such a node must not take another's place.
+    /// The rough cost of room on a node. None if no pod of the gang would fit there even without all pods that may go.
+    /// Such a node must not take another's place.
     fn price(&self, node: &Node, priority: i32, least: Mib) -> Option<Price> {
         let bound = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let goes = |pod: &&Arc<PodFacts>| {
@@ -370,8 +370,8 @@ impl Search<'_, '_> {
         self.is_cut || self.tried.fits >= most_fits(self.members.len())
     }
 
-    /// Seats without these pods. None if that takes more than this look has left: a look to which it is all that there is
-    /// goes by what it has found.
+    /// Seats without these pods. None if the search takes more than this look has left. The first search of a look gets
+    /// a whole budget, and its seats count even if it was cut.
     fn seats_without(&mut self, gone: &HashSet<Uid>) -> Option<Seats> {
         let is_first = std::mem::take(&mut self.is_first);
         // However much the look has spent on nodes, it comes forward.

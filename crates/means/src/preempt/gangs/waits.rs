@@ -7,7 +7,7 @@ use gpustow_books::HashMap;
 
 use super::victims::Hunt;
 
-/// What is known of gangs that wait, between two looks.
+/// The state of waiting gangs between two looks.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     pub(super) gangs: HashMap<Group, Wait>,

@@ -1,10 +1,10 @@
-//! Tight: put a pod where it spoils the least of what other pods could use.
+//! Tight: put a pod where it spoils the least of the resources that other pods could use.
 //!
-//! The policy knows which requests the cluster sees (a mix of [`Class`]es) and counts as waste
-//! what is free on a node but not expected to be used: pieces of cards that no combination of
-//! requests fills, cards whose node is short of CPU or host memory. A placement costs the waste
-//! that it adds, and more where it takes what is scarce. docs/packing.md has the formula and what
-//! each part is worth. It does not know time, names, or what comes next.
+//! The policy knows which requests the cluster sees (a mix of [`Class`]es). Resources that are free on a node but not
+//! expected to be used count as waste. Examples are pieces of cards that no combination of requests fills, and cards
+//! whose node is short of CPU or host memory. A placement costs the waste that it adds, and more where it takes scarce
+//! resources. docs/packing.md has the formula and the worth of each part. The policy does not know time, names, or
+//! later pods.
 
 mod mix;
 mod pieces;
@@ -22,22 +22,20 @@ pub use mix::Class;
 
 /// Costs are counted in sixteenths of a MiB.
 const SCALE: f64 = 16.0;
-/// Card sizes that are told apart; a card of another size is taken for the nearest.
+/// Card sizes that the policy distinguishes; a card of another size is taken for the nearest.
 const MAX_SIZES: usize = 16;
-/// The weight of free memory whose node has no CPU, or no host memory, left to use it with.
+/// The weight of free memory whose node is without free CPU, or without free host memory, to use it with.
 const STRANDED: f64 = 0.5;
-/// What a place for a pod of several cards is worth beyond its memory, where such places are
-/// scarce.
+/// The worth of a place for a pod of several cards beyond its memory, where such places are scarce.
 const RESERVE: f64 = 0.2;
 
-/// A mean over so many pods is off by about this share over the root of their number: what a pod gains
-/// on a node that no pod uses counts beyond that share of the node's memory.
+/// A mean over a number of pods is off by about this share over the root of the number. The gain of a pod on a node
+/// that no pod uses counts beyond that share of the node's memory.
 const UNSURE: f64 = 0.25;
-/// So much of it the first pod on a node costs in any case.
+/// The first pod on a node costs this part of that share in any case.
 const OPENING: f64 = 0.25;
 
-/// The policy with what it has learnt. The default has learnt nothing and takes every free MiB
-/// for useful.
+/// The policy with its learnt values. The default has learnt nothing and takes every free MiB for useful.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tight {
     /// By size of card.
@@ -50,7 +48,7 @@ pub struct Tight {
     ram: f64,
     /// MiB that a pod asks for on average.
     mean: f64,
-    /// By how much what is learnt may be off, as a share.
+    /// The possible error of the learnt values, as a share.
     unsure: f64,
 }
 
@@ -103,7 +101,7 @@ impl Tight {
         tight
     }
 
-    /// Looks again at what is scarce on these nodes. True if that changes any cost.
+    /// Looks again at the scarce resources on these nodes. True if that changes any cost.
     pub fn look<'a>(&mut self, nodes: impl Iterator<Item = (&'a NodeGpus, u32)>) -> bool {
         let before = (self.wide.clone(), self.bound.clone());
         let (wide, bound) = (&mut self.wide, &mut self.bound);
@@ -131,9 +129,9 @@ impl Tight {
         STRANDED * room.useful * (short(room.cpu, self.cpu) + short(room.ram, self.ram))
     }
 
-    /// What the first pod on a node spoils where CPU or host memory is short, if it leaves `after`.
-    /// Whichever pod comes first can make up for what the node is short of: what a mean pod of its size
-    /// does, too, is no gain of this one.
+    /// The waste of the first pod on a node where CPU or host memory is short, if it leaves `after`. Any first pod can
+    /// make up for the shortage of the node. The part that a mean pod of its size makes up, too, is no gain of this
+    /// one.
     fn stranded_by_first(&self, before: &Room, after: &Room) -> f64 {
         let used = before.useful - after.useful;
         let left = |free: u64, per_mib: f64| free.saturating_sub((per_mib * used) as u64);
@@ -146,7 +144,7 @@ impl Tight {
         more.max((more + self.unsure * before.whole).min(0.0))
     }
 
-    /// What the scarcest places on the node are worth, in MiB.
+    /// The worth of the scarcest places on the node, in MiB.
     fn reserve(&self, node: &NodeGpus, room: &Room) -> f64 {
         if room.whole_cards == 0 {
             return 0.0;
@@ -162,7 +160,7 @@ impl Tight {
     }
 }
 
-/// What is free on a node, as far as it is of use.
+/// The free resources of a node, as far as they are of use.
 #[derive(Clone, Copy, Debug, Default)]
 struct Room {
     cpu: u64,
@@ -188,7 +186,7 @@ impl Room {
     }
 }
 
-/// What a placement costs, in MiB.
+/// The cost of a placement, in MiB.
 #[derive(Default)]
 struct Terms {
     pieces: f64,
@@ -196,7 +194,7 @@ struct Terms {
     reserve: f64,
     premium: f64,
     opening: f64,
-    /// Charged beyond what was asked.
+    /// Charged beyond the request.
     surplus: f64,
     /// Free memory on the node and, once more, on the chosen cards.
     tightness: Mib,
@@ -268,7 +266,7 @@ impl Tight {
         terms
     }
 
-    /// What a placement wastes, in words.
+    /// The waste of a placement, in words.
     pub(crate) fn found(
         &self,
         node: &NodeGpus,

@@ -1,10 +1,10 @@
-//! What a free piece of a card is good for.
+//! The use and the waste of a free piece of a card.
 
 use super::Class;
 use super::prices::{UNITS, worth};
 
-/// How much of a piece's size counts as waste by the share of pods that cannot use it. Prices alone
-/// do not tell a card that was opened and filled from one that was never opened.
+/// How much of a piece's size counts as waste by the share of pods that cannot use it. Prices alone do not distinguish
+/// a card that was opened and filled from one that was never opened.
 const USELESS: f64 = 0.1;
 
 /// The pieces of cards of one size.
@@ -63,7 +63,7 @@ impl Pieces {
         self.waste[self.unit(mib)]
     }
 
-    /// What of a piece counts as useful: all of it if it is worth something.
+    /// The useful part of a piece: all of it if it is worth something.
     pub(super) fn useful(&self, mib: u64) -> f64 {
         if self.unit(mib) >= self.least {
             mib as f64

@@ -1,17 +1,16 @@
-//! What a piece of a card is worth, by the prices of a cutting-stock problem: cards are the stock,
-//! the sizes that pods ask for are the orders.
+//! The worth of a piece of a card, by the prices of a cutting-stock problem. Cards are the stock, and the sizes that
+//! pods request are the orders.
 
 /// A card is divided into so many units; sizes are rounded to the nearest.
 pub(super) const UNITS: usize = 1000;
-/// Sizes beyond this many do not take part; those with the most demand do.
+/// At most this number of sizes take part: the sizes with the most demand.
 const MAX_SIZES: usize = 48;
 /// Pivots after which the prices are taken as they are.
 const MAX_PIVOTS: usize = 300;
 const EPSILON: f64 = 1e-9;
 
-/// The worth of every piece from 0 to [`UNITS`], in cards: what the best filling of the piece would
-/// pay, at prices at which no filling of a whole card pays more than one card. `orders` are sizes
-/// in units and how often they are asked for.
+/// The worth of every piece from 0 to [`UNITS`], in cards: the price of the best filling of the piece. At these prices
+/// no filling of a whole card pays more than one card. `orders` are sizes in units and how often they are asked for.
 pub(super) fn worth(mut orders: Vec<(usize, f64)>) -> Vec<f64> {
     orders.retain(|&(size, demand)| (1..=UNITS).contains(&size) && demand > 0.0);
     orders.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -113,7 +112,7 @@ mod tests {
         );
         // Two of 340 fill a card as well as anything does: the third that would not fit is lost.
         assert!((worth(&[(340, 1.0)])[340] - 0.5).abs() < EPSILON);
-        // Beside 700 stand 300s, which are asked for often enough to fill cards of their own.
+        // A 300 lies next to each 700, and pods ask for 300s often enough to fill cards of their own.
         let mixed = worth(&[(700, 1.0), (300, 9.0)]);
         assert!((mixed[300] - 1.0 / 3.0).abs() < EPSILON, "{}", mixed[300]);
         assert!((mixed[700] - 2.0 / 3.0).abs() < EPSILON, "{}", mixed[700]);

@@ -1,5 +1,5 @@
-//! What the cluster is short of: whole cards side by side, cards of models that pods are bound to,
-//! and cards as large as some pods need.
+//! The scarce resources of the cluster: whole cards side by side, cards of certain models, and cards as large as some
+//! pods need.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -7,21 +7,20 @@ use std::collections::BTreeMap;
 use super::Class;
 use crate::{Card, ModelId, NodeGpus};
 
-/// How much more than what is expected to be asked for counts as plenty.
+/// This multiple of the expected requests counts as plenty.
 pub(super) const SLACK: f64 = 1.2;
 /// Share of the cluster that is worth keeping whatever is expected: expectations are means.
 const SPARE: f64 = 0.1;
 /// The most that a MiB of scarce cards costs beyond itself.
 const PREMIUM: f64 = 1.0;
-/// What a place that is all but there is worth beside one that is.
+/// The worth of a place that is all but there, relative to one that is.
 const PART: f64 = 0.5;
-/// Nodes of one make differ by what runs on each of them: so many percent of the CPU that the best
-/// of them has count as all of it.
+/// Nodes of one make differ by their load. This percentage of the CPU of the best of them counts as all of it.
 const ALL_CPU_PERCENT: u64 = 90;
-/// The kinds of pods for which places or cards can be scarce: those with the most pods, or the most
-/// demand. A look takes as many steps for each node.
+/// The kinds of pods for which places or cards can be scarce: the kinds with the most pods, or the most demand. A look
+/// takes as many steps for each node.
 const MAX_KINDS: usize = 64;
-/// Scarcity is told in so many steps, so that costs, which callers remember, seldom change.
+/// Scarcity has this number of steps, so that costs, which callers remember, seldom change.
 const STEPS: f64 = 8.0;
 
 /// Pods that take several cards of one node.
@@ -38,8 +37,8 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// The same with a part of a place counted as well, by its square, where only cards are wanting:
-    /// nodes that are nearly a place are kept, and nodes that are far from it are filled.
+    /// [`Self::places`], plus a part of a place by its square where only cards are wanting. Nodes that are nearly a
+    /// place are kept, and nodes that are far from it are filled.
     pub(super) fn hope(&self, whole_cards: u32, cpu: u64) -> f64 {
         let places = self.places(whole_cards, cpu);
         let part = match self.by_cpu(cpu) > places {
@@ -55,7 +54,7 @@ impl Wide {
         self.models.is_empty() || cards.all(|card| self.models.contains(&card.model))
     }
 
-    /// How many such pods would find a place beside each other.
+    /// How many such pods would find a place together.
     pub(super) fn places(&self, whole_cards: u32, cpu: u64) -> u64 {
         u64::from(whole_cards / self.gpus).min(self.by_cpu(cpu))
     }
@@ -65,10 +64,10 @@ impl Wide {
     }
 }
 
-/// The kinds of pods that take several cards: those in the mix, and for every number of cards that
-/// `nodes` have one pod that takes them all, and one that takes all CPU as well, which is the most
-/// that a node with so many wholly free cards has. No such pod may have come yet, and once small pods
-/// have spread it would find no place; among many pods these hardly count.
+/// The kinds of pods that take several cards: the kinds in the mix, and two for every number of cards that `nodes`
+/// have. One takes all the cards. The other takes all CPU as well, which is the most that a node with as many wholly
+/// free cards has. Such a pod may not have come yet, and once small pods have spread it would not find a place. Among
+/// many pods these kinds hardly count.
 pub(super) fn wide(mix: &[Class], nodes: &BTreeMap<u32, u64>) -> Vec<Wide> {
     let pods: usize = mix.iter().map(|class| class.pods).sum();
     let mut seen: BTreeMap<(u32, u64, &[ModelId]), usize> = BTreeMap::new();
@@ -116,7 +115,7 @@ pub(super) struct Bound {
     whole: bool,
     /// Share of all demand that is bound to these cards or to some of them.
     share: f64,
-    /// What each MiB on them costs beyond itself.
+    /// The cost of each MiB on them beyond itself.
     pub(super) premium: f64,
 }
 
@@ -133,7 +132,7 @@ impl Bound {
             && self.would_have(card)
     }
 
-    /// What the card is worth to such pods beyond its memory, in MiB.
+    /// The worth of the card to such pods beyond its memory, in MiB.
     pub(super) fn worth(&self, card: &Card) -> f64 {
         match self.premium > 0.0 && self.has(card) {
             true => self.premium * card.free.0 as f64,
@@ -194,7 +193,7 @@ fn is_within(narrow: &[ModelId], wide: &[ModelId]) -> bool {
     wide.is_empty() || !narrow.is_empty() && narrow.iter().all(|model| wide.contains(model))
 }
 
-/// Scarcity of what there are `free` of `all`, when so many are expected to be asked for.
+/// The scarcity of a resource, of which `free` of `all` are there, when `expected` are expected to be asked for.
 fn scarcity(free: f64, expected: f64, all: f64) -> f64 {
     let plenty = SLACK * expected + SPARE * all;
     let scarcity = if plenty > 0.0 {
@@ -205,15 +204,15 @@ fn scarcity(free: f64, expected: f64, all: f64) -> f64 {
     (scarcity * STEPS).ceil() / STEPS
 }
 
-/// What is free, and what there is.
+/// The free and the total amount.
 #[derive(Clone, Copy, Default)]
 struct Room {
     free: f64,
     all: f64,
 }
 
-/// Sets the scarcity of places for `wide` pods and the premium on what others are `bound` to, where
-/// pods ask for `mean` MiB and, for each of these, `cpu` thousandths of a core.
+/// Sets the scarcity of places for `wide` pods and the premium on the cards that others are `bound` to. Pods request
+/// `mean` MiB and, for each of these, `cpu` thousandths of a core.
 pub(super) fn look<'a>(
     wide: &mut [Wide],
     bound: &mut [Bound],

@@ -1,8 +1,8 @@
-//! The rule that chooses slices beside others, on instances that come at random and stay for a while.
+//! The rule that chooses slices compared with others, on instances that come at random and stay for a while.
 
 use super::*;
 
-/// Chooses a card and slices among those that are free.
+/// Chooses a card and slices among the free ones.
 type Rule<'a> = &'a dyn Fn(&Geometry, &[u8], Mib) -> Option<(usize, u8)>;
 
 fn choices(geometry: &Geometry, cards: &[u8], mib: Mib) -> Vec<(usize, u8)> {
@@ -36,7 +36,7 @@ fn first_fit(geometry: &Geometry, cards: &[u8], mib: Mib) -> Option<(usize, u8)>
     choices(geometry, cards, mib).into_iter().next()
 }
 
-/// At how many of its ends a piece touches what is taken, or the card's end.
+/// At how many of its ends a piece touches taken slices, or the card's end.
 fn touches(taken: u8, mask: u8) -> u32 {
     let all = u32::from(taken) << 1 | 1 | 1 << 9;
     let piece = u32::from(mask) << 1;
@@ -105,7 +105,7 @@ fn by_demand(
     }
 }
 
-/// How many instances a rule places of those that come at random and stay for a while.
+/// How many instances a rule places; the instances come at random and stay for a while.
 fn arrivals(rows: &[Row], rule: Rule<'_>, cards: usize, weights: &[u32], load: u32) -> u32 {
     let geometry = geometry(rows);
     let sizes = sizes(rows);

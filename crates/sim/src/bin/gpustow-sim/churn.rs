@@ -71,7 +71,7 @@ pub(crate) struct Args {
     runs: Runs,
 }
 
-/// What differs from one run with a policy to the next.
+/// The settings that differ from one run with a policy to the next.
 #[derive(Default, PartialEq)]
 struct Way {
     after: Option<f64>,

@@ -1,10 +1,9 @@
 //! Pods per second through the real kube-scheduler, without and with gpustow, in turn in one run.
 //!
-//! A round creates its pods while no scheduler runs, starts one, and times the binds of the
-//! backlog from the first to the last; then it creates pods at a steady pace and takes the time
-//! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
-//! that kube-scheduler tries again and again, and timed from its creation on. With `--queue`, see [`mod@queue`], with
-//! `--burst`, see [`mod@burst`].
+//! A round creates its pods while no scheduler runs, and starts one. It times the binds of the backlog from the first
+//! to the last. Then it creates pods at a steady pace and takes the time from creation to bound. With `--waiting`,
+//! other pods fit nowhere, and kube-scheduler tries them again and again. The backlog is then timed from its creation
+//! on. With `--queue`, see [`mod@queue`], with `--burst`, see [`mod@burst`].
 
 mod burst;
 mod queue;
@@ -29,7 +28,7 @@ use tokio::time::timeout;
 
 use report::report;
 
-/// For what takes as long as the cluster is large.
+/// The limit of waits that grow with the cluster.
 const SETTLED: Duration = Duration::from_secs(900);
 /// Without a bind for so long, no more is awaited.
 const QUIET: Duration = Duration::from_secs(120);
@@ -43,7 +42,7 @@ const CARDS: [u64; 8] = [81_920; 8];
 const LOW: i32 = -10;
 /// Of the profile in scheduler-config/gpustow-scheduler.yaml.
 const PERCENTAGE: &str = "profiles.0.percentageOfNodesToScore";
-/// What pods ask for, in turn.
+/// The requests of the pods, in turn.
 const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
 
 /// Time the real kube-scheduler without and with gpustow.
@@ -276,7 +275,7 @@ async fn calls(extender: Option<&Extender>) -> Result<[[f64; 2]; 2]> {
     Ok(["filter", "bind"].map(|verb| [of(verb, "count"), of(verb, "sum")]))
 }
 
-/// An extender that decides already: a takeover is none of what is measured.
+/// An extender that decides already: the measurement does not include its takeover.
 async fn extender(
     args: &Args,
     cluster: &ControlPlane,

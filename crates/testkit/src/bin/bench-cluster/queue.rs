@@ -1,8 +1,9 @@
-//! The queue: what others pay for pods that wait in it, and how soon freed memory goes to its head.
+//! The queue: the cost of its waiting pods for other pods, and the time until freed memory goes to its head.
 //!
-//! Each node's first card bears a small pod, so that pods that ask for all eight fit nowhere and could. They wait;
-//! others that fit are created at a steady pace, then at once. Then the small pods of some nodes are deleted, one after
-//! the other, and the time is taken until a pod of those that wait is bound there. More of them are deleted at once.
+//! Each node's first card has a small pod, so that pods that ask for all eight cards fit nowhere, although they could.
+//! They wait; other pods that fit are created at a steady pace, then at once. Then the small pods of some nodes are
+//! deleted, one after the other. The bench takes the time until a waiting pod is bound there. More of them are deleted
+//! at once.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -31,7 +32,7 @@ const FREED: usize = 50;
 /// Marks the pods of one way's measurement, which are deleted after it.
 const PART: &str = "bench/part";
 
-/// What is compared.
+/// The settings that a run compares.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Way {
     /// The mode of the queue; none without an extender.
@@ -158,7 +159,7 @@ async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -
         })
         .await?;
     } else if way.mode == Some(QueueMode::Auto) {
-        // It may be up for those that were created a moment ago.
+        // The queue may still be on for the pods that were created a moment ago.
         eventually(SETTLED, "the queue is off", async || {
             ensure!(metric("gpustow_queue_on").await? == 0.0, "it is up");
             Ok(())

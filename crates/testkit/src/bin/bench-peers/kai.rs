@@ -1,4 +1,5 @@
-//! KAI Scheduler: scheduler, binder and podgrouper. Its admission webhook does not run: pods are created with what it adds.
+//! KAI Scheduler: scheduler, binder and podgrouper. Its admission webhook does not run: pods are created with its
+//! additions.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +89,7 @@ pub(crate) fn start(site: &Site<'_>, build: &Built) -> Result<Running> {
     })
 }
 
-/// Plays the device plugin and the reservation pods: each says at once which GPU of its node it got.
+/// Plays the device plugin and the reservation pods: each pod reports at once which GPU of its node it got.
 async fn play(pods: Api<Pod>) -> Result<()> {
     let events = watcher(pods.clone(), watcher::Config::default()).default_backoff();
     let mut events = std::pin::pin!(events);
@@ -132,7 +133,7 @@ pub(crate) fn resources() -> Vec<(&'static str, u64)> {
     vec![(WHOLE, CARDS.len() as u64)]
 }
 
-/// What GPU feature discovery writes on the node.
+/// The labels that GPU feature discovery writes on the node.
 pub(crate) fn register(node: &mut Node) {
     let labels = node.labels_mut();
     labels.insert("nvidia.com/gpu.memory".to_owned(), CARDS[0].to_string());
@@ -156,7 +157,7 @@ pub(crate) fn request(pod: PodBuilder, size: Size) -> PodBuilder {
         .annotation("runai/shared-gpu-configmap", &shared)
 }
 
-/// KAI tells GPUs apart by the group of pods that share one; kubelet chooses whole ones.
+/// KAI distinguishes GPUs by the group of pods that share one; kubelet chooses whole ones.
 pub(crate) fn holds(pod: &Pod) -> Result<Vec<(String, u64)>> {
     let spec = pod.spec.as_ref().context("no spec")?;
     let resources = spec.containers.first().and_then(|it| it.resources.as_ref());

@@ -1,9 +1,10 @@
-//! gpustow beside other schedulers of shared GPUs and kube-scheduler alone, in turn, on the same control plane, nodes and pods.
+//! gpustow compared with other schedulers of shared GPUs and kube-scheduler alone, in turn, on equal control planes,
+//! nodes and pods.
 //!
-//! Each turn has a control plane of its own. The program runs and has bound a pod when all pods of the burst are created at once;
-//! pods at a steady pace follow. A further part of the nodes then gets more pods than fit, while all processes of the program are
-//! killed and started again three times. If so asked, a part of those pods ends, and pods that wait take their place. What a
-//! pod holds is read from what its program wrote on it.
+//! Each turn has a control plane of its own. The program runs and has bound a pod when all pods of the burst are
+//! created at once; pods at a steady pace follow. A further part of the nodes then gets more pods than fit. Meanwhile
+//! all processes of the program are killed and started again three times. With `--ended`, a part of these pods ends,
+//! and waiting pods take their place. A pod's GPUs are read from the fields that its program wrote on it.
 
 mod dra;
 mod kai;
@@ -35,9 +36,9 @@ use sizes::{Size, sizes};
 const CARDS: [u64; 8] = [82_000; 8];
 /// Clients that create pods at once.
 const WIDTH: usize = 64;
-/// A program that binds nothing for this long has done what it can.
+/// A program that binds nothing for this long has finished.
 const QUIET: Duration = Duration::from_secs(60);
-/// The same once it has bound nearly all that fits.
+/// The limit once the program has bound nearly all pods that fit.
 const NEARLY: Duration = Duration::from_secs(20);
 /// Label of nodes: which pods use them.
 const PART: &str = "bench/part";
@@ -252,8 +253,9 @@ fn number(pod: &Pod) -> Option<usize> {
     pod.name_any().rsplit('-').next()?.parse().ok()
 }
 
-/// Creates that many pods at once, which fit, and a fifth more of those to be filled, beside one for each that ends. Waits until
-/// the program binds no more. Tells `seen` how many are bound. The time from the first creation to the last bind.
+/// Creates `fit` pods at once. On nodes to be filled it adds a fifth, and one more for each pod that will end. Waits
+/// until the program binds no more. Passes the number of bound pods to `seen`. Returns the time from the first creation
+/// to the last bind.
 async fn bind(
     site: &Site<'_>,
     program: Program,

@@ -1,4 +1,4 @@
-//! What the programs have in common: how each is built, installed and asked, and what its pods hold.
+//! The common part of the programs: how each is built, installed and asked, and the GPUs that its pods hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub(crate) struct Built {
     pub(crate) source: PathBuf,
 }
 
-/// Processes of a program by name, and what plays others that it needs.
+/// Processes of a program by name, and the tasks that simulate its other components.
 pub(crate) struct Running {
     pub(crate) processes: Vec<(&'static str, Process)>,
     /// Where the metrics of its extender are, if it has one.
@@ -51,7 +51,7 @@ pub(crate) struct Running {
     pub(crate) _players: JoinSet<Result<()>>,
 }
 
-/// What pods hold, by what their program wrote on them.
+/// The resources that pods hold, by the fields that their program wrote on them.
 pub(crate) struct Books {
     pub(crate) bound: usize,
     pub(crate) unbound: usize,
@@ -109,7 +109,7 @@ impl Program {
         })
     }
 
-    /// Creates what the program needs in the cluster.
+    /// Creates the objects that the program needs in the cluster.
     pub(crate) async fn install(self, site: &Site<'_>, build: &Built) -> Result<()> {
         match self {
             Self::Plain => Ok(()),
@@ -131,7 +131,7 @@ impl Program {
         }
     }
 
-    /// Once the program has bound a pod: what must happen before it does as it should.
+    /// Takes the steps that the program needs to work correctly, once it has bound a pod.
     pub(crate) async fn settle(self, site: &Site<'_>) -> Result<()> {
         match self {
             Self::Volcano => volcano::settle(site).await,

@@ -7,7 +7,7 @@ use gpustow_testkit::{median, quantile, sorted, spread};
 use crate::program::{Books, Program};
 use crate::{Args, CARDS};
 
-/// Of each kind of what is wrong, so many are shown.
+/// The number of violations of each kind that the report shows.
 const SHOWN: usize = 3;
 
 /// One turn's figures.
@@ -18,7 +18,7 @@ pub(crate) struct Round {
     pub(crate) waits: Vec<f64>,
     /// CPU ms of each process per pod of the burst.
     pub(crate) cpu: Vec<(&'static str, f64)>,
-    /// The same of API server and etcd.
+    /// CPU ms of API server and etcd per pod of the burst.
     pub(crate) api: f64,
     /// The most MiB of each process.
     pub(crate) memory: Vec<(&'static str, f64)>,
@@ -39,7 +39,7 @@ impl Round {
     }
 }
 
-/// The tables for docs/benchmarks.md, and what failed.
+/// The tables for docs/benchmarks.md, and the failures.
 pub(crate) fn report(
     nodes: usize,
     args: &Args,

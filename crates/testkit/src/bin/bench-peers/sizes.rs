@@ -1,4 +1,4 @@
-//! What pods request: six round sizes in turn, or the GPU pods of a list in the format of Alibaba's openb trace.
+//! The requests of pods: six round sizes in turn, or the GPU pods of a list in the format of Alibaba's openb trace.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ impl Size {
     }
 }
 
-/// The sizes in the order in which pods have them. Those of a list come in a random order, which is the same in each run.
+/// The sizes in the order in which pods have them. The sizes of a list come in a random order, equal in each run.
 pub(crate) fn sizes(openb: Option<&Path>) -> Result<Vec<Size>> {
     let Some(list) = openb else {
         let round = |mib| Size {

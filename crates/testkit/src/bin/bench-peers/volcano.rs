@@ -15,7 +15,7 @@ use tokio::time::interval;
 use crate::program::{Built, Running};
 use crate::{CARDS, PART, Site, Size, WIDTH};
 
-/// As its guide to vGPU says, and the weight by which the plugin's score counts: without it, nodes are not packed.
+/// The configuration of its guide to vGPU, and the weight of the plugin's score: without it, nodes are not packed.
 const CONFIG: &str = r#"
 actions: "enqueue, allocate, backfill"
 tiers:
@@ -96,7 +96,7 @@ async fn beat(client: Client) -> Result<()> {
 /// Has all other nodes change once.
 pub(crate) async fn settle(site: &Site<'_>) -> Result<()> {
     touch(&site.case.client, "many").await?;
-    // The scheduler says nowhere that it has seen them all.
+    // The scheduler does not report that it has seen them all.
     tokio::time::sleep(Duration::from_secs(5)).await;
     Ok(())
 }
@@ -124,8 +124,8 @@ pub(crate) fn resources() -> Vec<(&'static str, u64)> {
     ]
 }
 
-/// What its device plugin writes on the node. The scheduler answers each report of the plugin by four writes, at five a second for the
-/// whole cluster; this one it need not answer.
+/// The annotations that its device plugin writes on the node. The scheduler answers each report of the plugin by four
+/// writes, at five a second for the whole cluster; it need not answer this report.
 pub(crate) fn register(node: &mut Node, uuids: impl Iterator<Item = String>) {
     let gpus = uuids.zip(CARDS);
     let gpus =

@@ -40,7 +40,7 @@ impl Feature {
         }
     }
 
-    /// Commands that show it, and what they show. `EXAMPLES` is the folder of the examples.
+    /// Commands that show the feature, and their results. `EXAMPLES` is the folder of the examples.
     fn steps(self) -> &'static [(&'static str, &'static str)] {
         const FILL: (&str, &str) = (
             "kubectl scale deployment triton --replicas=200; sleep 40",
@@ -100,7 +100,7 @@ impl Feature {
     }
 }
 
-/// The tour once the examples are applied: of these features, or of what works without any.
+/// The tour once the examples are applied: of these features, or of the parts that work without any.
 pub(crate) fn tour(features: &[Feature], examples: &str) -> String {
     let lines = |steps: &[(&str, &str)]| -> String {
         let lines = steps.iter().map(|(command, what)| {
@@ -129,7 +129,7 @@ pub(crate) fn tour(features: &[Feature], examples: &str) -> String {
     format!("{parts}\n{}", lines(&[status]))
 }
 
-/// Shows what works without any feature.
+/// Commands that work without any feature.
 const ALWAYS: [(&str, &str); 3] = [
     (
         "kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton",

@@ -1,5 +1,5 @@
-//! What the pods' programs take of the simulated cards: processes in the files that the agents read,
-//! and in a /proc of their own that says whose they are. No program runs.
+//! The memory that the pods' programs use of the simulated cards: processes in the files that the agents read, and in a
+//! /proc of their own that maps each process to its pod. No program runs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,7 +11,7 @@ use gpustow_api::Assignment;
 
 /// Per cent of its request that a pod's program takes, in turn: below, at and above it, and nothing.
 const USES: [u64; 5] = [60, 100, 35, 115, 0];
-/// What a program outside of pods takes, MiB.
+/// The memory that a program outside of pods uses, MiB.
 const STRANGER: u64 = 3072;
 
 pub(crate) struct Programs {
@@ -38,7 +38,7 @@ impl Programs {
         self.folder.join(node)
     }
 
-    /// What the agents take for the host's /proc.
+    /// The folder that the agents use as the host's /proc.
     pub(crate) fn proc(&self) -> PathBuf {
         self.folder.join("proc")
     }

@@ -1,4 +1,4 @@
-//! What is done to the processes, the network, the store and the clocks.
+//! The faults of the processes, the network, the store and the clocks.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::machine::Machine;
 /// For the API server and etcd to serve again.
 const SERVED: Duration = Duration::from_secs(120);
 
-/// What can be done to one of our machines.
+/// The faults of one of our machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Ours {
     ExtenderKilled,
@@ -34,7 +34,7 @@ pub(crate) enum Ours {
     OtherVersion,
 }
 
-/// What can be done to the control plane.
+/// The faults of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Theirs {
     ApiServerKilled,

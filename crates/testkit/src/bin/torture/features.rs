@@ -1,4 +1,4 @@
-//! What the extenders do beside scheduling, drawn by the seed.
+//! The extenders' features apart from scheduling, drawn by the seed.
 
 /// Each feature as a field of the GpustowConfig.
 const FEATURES: [&str; 6] = [
@@ -9,7 +9,7 @@ const FEATURES: [&str; 6] = [
     "defragment: {evictionsPerHour: 60, emptyNodes: true}",
     "provision: {max: 3}",
 ];
-/// What is on by default.
+/// Turns the feature off that is on by default.
 const OFF: &str = "preempt: {fragmented: false}";
 
 /// Does a run change to the earlier version and back? That one knows no feature.

@@ -1,4 +1,4 @@
-//! Pods that come and go, agents' heartbeats, and what an independent look finds.
+//! Pods that come and go, agents' heartbeats, and the findings of an independent look.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,9 +19,9 @@ use crate::Args;
 
 /// Cards of a node and their size in MiB.
 pub(crate) const CARDS: [u64; 2] = [16_384; 2];
-/// What a pod asks for of each card, in turn by draw.
+/// The requests of a pod on each card, drawn at random.
 const REQUESTS: [u64; 6] = [2_048, 4_096, 6_144, 8_192, 12_288, 16_384];
-/// What a pod uses beyond its request, if it may.
+/// The memory that a pod uses beyond its request, if it may.
 const BORROWED: u64 = 1_024;
 /// An agent reports so often.
 const HEARTBEAT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const WIDTH: usize = 16;
 /// For all that fit to be bound after the last fault.
 const SETTLED: Duration = Duration::from_secs(180);
 
-/// What happened so far.
+/// The events so far.
 #[derive(Default)]
 pub(crate) struct Story {
     inner: Mutex<Inner>,
@@ -56,7 +56,7 @@ impl Story {
         self.with(|inner| (inner.created, inner.binds.len(), inner.looks))
     }
 
-    /// What the looks found.
+    /// The findings of the looks.
     pub(crate) fn wrong(&self) -> Vec<String> {
         self.with(|inner| inner.wrong.clone())
     }
@@ -143,7 +143,7 @@ fn request(dice: &mut fastrand::Rng) -> u64 {
     mib.unwrap_or(2_048)
 }
 
-/// Creates a gang of two to four equal pods; those of its pods that the API server took.
+/// Creates a gang of two to four equal pods. Returns the names of the pods that the API server accepted.
 async fn create_gang(
     case: &Case,
     name: &str,
@@ -195,7 +195,8 @@ fn of_some_kind(pod: PodBuilder, dice: &mut fastrand::Rng) -> Pod {
     pod
 }
 
-/// What the pods on each card use, by its UUID: what they request, and some of them more where the card has it.
+/// The memory that the pods on each card use, by the card's UUID: their request, and for some of them more where the
+/// card has it.
 async fn uses(case: &Case) -> Result<HashMap<String, Vec<PodUse>>> {
     let mut uses: HashMap<String, Vec<PodUse>> = HashMap::new();
     let mut left: HashMap<String, u64> = HashMap::new();

@@ -87,7 +87,7 @@ impl Machine {
         .await
     }
 
-    /// Starts again what has ended.
+    /// Restarts the processes that have ended.
     pub(crate) fn restart(&self) -> Result<()> {
         for process in [&self.extender.process, &self.scheduler.process] {
             if process.exited()?.is_some() {
@@ -104,7 +104,7 @@ impl Machine {
     }
 }
 
-/// Builds what steps a program's clock.
+/// Builds the library that shifts a program's clock.
 pub(crate) fn clock(dir: &Path) -> Result<PathBuf> {
     let (source, library) = (dir.join("clock.c"), dir.join("clock.so"));
     std::fs::write(&source, include_str!("clock.c"))?;

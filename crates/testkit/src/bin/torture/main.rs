@@ -133,7 +133,7 @@ fn seconds(dice: &mut fastrand::Rng, from: f64, to: f64) -> Duration {
     Duration::from_secs_f64(from + dice.f64() * (to - from))
 }
 
-/// Tells of a fault, and lets it happen.
+/// Prints a fault, and lets it happen.
 async fn fault(
     began: Instant,
     what: &'static str,
@@ -189,8 +189,8 @@ async fn torture_theirs(
     Ok(happened)
 }
 
-/// Starts what ended by itself again, as a kubelet does (kube-scheduler ends when it cannot renew its Lease), and takes the
-/// extenders' sizes, for as long as it is polled.
+/// Restarts processes that ended by themselves, as a kubelet does (kube-scheduler ends when it cannot renew its Lease).
+/// Records the extenders' sizes, for as long as it is polled.
 async fn tend(machines: &[Machine], sizes: &mut Vec<(f64, usize)>) -> Result<()> {
     loop {
         sleep(TEND_EVERY).await;
