@@ -179,7 +179,7 @@ impl Cgroups {
                 code,
                 "the driver refuses a limit of MiB: NVML's error"
             );
-        } else if before.is_some() {
+        } else if code == SUCCESS && before.is_some() {
             tracing::info!(?of, gpu, limit, "the driver takes the limit now");
         }
     }
