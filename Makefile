@@ -199,12 +199,12 @@ bench-scheduler-perf: control-plane ## Run Kubernetes' scheduler_perf without an
 	benches/scheduler_perf/run.sh
 
 .PHONY: bench-admission
-bench-admission: control-plane ## Measure the cost of admission, compared with none and with an earlier build's policies
+bench-admission: control-plane ## Measure the cost of admission, compared with none and, from 1.36 on, with an earlier build's policies
 	$(CARGO) build --locked --release --package gpustow
 	@mkdir -p target/bench-admission
 	@git archive be7e12d7 manifests scheduler-config | tar -x -C target/bench-admission
 	$(RUN) --package gpustow-testkit --features programs --bin bench-admission -- \
-	    --earlier target/bench-admission/manifests/base $(ARGS)
+	    $(if $(filter-out 1.34 1.35,$(KUBERNETES)),--earlier target/bench-admission/manifests/base) $(ARGS)
 
 .PHONY: bench-agent
 bench-agent: control-plane ## Measure the agent's cost on its node, and how soon its report decides
