@@ -2,8 +2,8 @@
 # Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds that, and after
 # how many histories; for those in worlds/, whether the simulated world does, and at which seed; for those in cases/,
 # whether the test does that they name. Arguments are names of patches; without any, all are tried. HISTORIES and SEEDS
-# are how many histories and worlds are looked at, PROFILE how worlds are compiled: dev is sooner compiled than simulate,
-# and slower.
+# are how many histories and worlds are looked at, PROFILE how both are compiled: dev (the default for histories) is sooner
+# compiled than simulate (for worlds), and slower.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -22,7 +22,7 @@ for patch; do
     case $patch in
     *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="--test simulate every" ;;
     *cases/*) set_of=GPUSTOW_ROUNDS=3 profile=dev test=$(sed -n 's/^Found by //p' "$patch") ;;
-    *) set_of=GPUSTOW_HISTORIES=${HISTORIES:-200000} profile=dev test="--test ledger no_history" ;;
+    *) set_of=GPUSTOW_HISTORIES=${HISTORIES:-200000} profile=${PROFILE:-dev} test="--test ledger no_history" ;;
     esac
     apply
     # shellcheck disable=SC2086 # The target and the filter are several words.
