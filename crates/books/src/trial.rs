@@ -385,21 +385,26 @@ impl<'k> Trial<'k> {
         if !left.has_host(request, host) {
             return Err(Reason::Fit(Refusal::NoRoom));
         }
-        if matches!(host, Host::Whole) && self.is_kept_off(spot, pod) {
-            return Err(Reason::Fit(Refusal::Neighbours));
-        }
         let part = only.map(|only| left.part(only));
         let view = part.as_ref().unwrap_or(left.view());
-        let Some(rules) = &request.rules else {
-            return self.known.scores.fit_within(view, request, budget);
+        let choice = match &request.rules {
+            None => self.known.scores.fit_within(view, request, budget)?,
+            Some(rules) => {
+                let group = rules.affinity.as_ref();
+                if group.is_some_and(|group| self.is_elsewhere(group, spot)) {
+                    return Err(Reason::Fit(Refusal::Neighbours));
+                }
+                budget.charge_view(node);
+                let traits = self.traits(spot, group);
+                self.known
+                    .scores
+                    .fit_among(view, &traits, request, budget)?
+            }
         };
-        let group = rules.affinity.as_ref();
-        if group.is_some_and(|group| self.is_elsewhere(group, spot)) {
-            return Err(Reason::Fit(Refusal::Neighbours));
+        match matches!(host, Host::Whole) && self.is_kept_off(spot, pod) {
+            true => Err(Reason::Fit(Refusal::Neighbours)),
+            false => Ok(choice),
         }
-        budget.charge_view(node);
-        let traits = self.traits(spot, group);
-        self.known.scores.fit_among(view, &traits, request, budget)
     }
 
     /// The pod takes this on the node at this place of the list.
