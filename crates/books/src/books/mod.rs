@@ -136,6 +136,11 @@ impl Books {
         self.nodes.get(name)
     }
 
+    /// Does Kubernetes have the node, and not only its report? It deletes the report some time after the node.
+    pub fn is_there(&self, name: &str) -> bool {
+        self.node(name).is_some_and(|node| node.facts().is_some())
+    }
+
     /// The node of this name, with the stored name.
     pub fn named_node(&self, name: &str) -> Option<(&Arc<str>, &Node)> {
         self.nodes.get_key_value(name)

@@ -124,14 +124,14 @@ impl Sight<'_> {
     /// Do enough of the pod's gang fit now, as far as is known? Not if some would go to a node of which only a report is left:
     /// Kubernetes deletes that some time after the node.
     pub fn has_seats(&self, pod: &PodFacts, budget: &mut Budget) -> bool {
-        let is_there = |node: &str| {
-            let node = self.books.node(node);
-            node.is_some_and(|node| node.facts().is_some())
-        };
         let Some(seats) = self.seats_of_gang(pod, budget) else {
             return true;
         };
-        seats.is_ok_and(|seats| seats.into_nodes().all(|(_, node)| is_there(&node)))
+        seats.is_ok_and(|seats| {
+            seats
+                .into_nodes()
+                .all(|(_, node)| self.books.is_there(&node))
+        })
     }
 
     /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known. If

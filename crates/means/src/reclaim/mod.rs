@@ -341,12 +341,7 @@ impl Sight<'_> {
         if pod.asks.request().is_none() {
             return true;
         }
-        // Of a node that is gone the report may be there still: no pod is bound to it.
-        let is_there = self
-            .books
-            .node(name)
-            .is_some_and(|node| node.facts().is_some());
-        is_there
+        self.books.is_there(name)
             && self.may_fit(name, pod)
             && self.evidence(pod, name) != Evidence::Rejected
             && !matches!(
