@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::{delete, set_accepted};
 use gpustow_testkit::{
-    Launch, Process, eventually, free_port, gpu_node, pod, wait_bound, wait_refused,
+    Launch, PodBuilder, Process, eventually, free_port, gpu_node, node_of, pod, wait_bound,
+    wait_refused,
 };
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -271,20 +272,19 @@ async fn a_node_that_is_emptied_is_scaled_away() -> Result<()> {
     }
     let moves = case.pod("moves").gpu_mem(2000);
     let moves = moves.annotation(names::EVICTABLE, "true");
-    let moves = moves.with(|spec| spec.termination_grace_period_seconds = Some(0));
-    replica_set(&site, moves.build()).await?;
-    let before = replica(&site).await?;
-    let before = on_a_node(&site, &machines, &mut joined, &before).await?;
-    set_accepted(client, &before).await?;
+    let before = running_replica(&site, &machines, &mut joined, moves).await?;
     delete(client, &first[1], 0).await?;
     eventually(
         SOON * 3,
         "its successor is on the fuller node",
         async || {
             let after = case.pods().get(&replica(&site).await?).await?;
-            let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
             ensure!(after.uid() != before.uid(), "it was not evicted");
-            ensure!(node(&after) == node(&first[0]), "{:?}", node(&after));
+            ensure!(
+                node_of(&after) == node_of(&first[0]),
+                "{:?}",
+                node_of(&after)
+            );
             let claims = claims(&site).await?;
             ensure!(claims == 1, "{claims} nodes");
             Ok(())
@@ -316,11 +316,7 @@ async fn pod_that_fits_elsewhere_only_in_sum_is_evicted_by_karpenter() -> Result
         first.push(on_a_node(&site, &machines, &mut joined, name).await?);
     }
     let moves = case.pod("moves").gpu_mem(6000);
-    let moves = moves.with(|spec| spec.termination_grace_period_seconds = Some(0));
-    replica_set(&site, moves.build()).await?;
-    let before = replica(&site).await?;
-    let before = on_a_node(&site, &machines, &mut joined, &before).await?;
-    set_accepted(client, &before).await?;
+    let before = running_replica(&site, &machines, &mut joined, moves).await?;
     for pod in &first[2..] {
         delete(client, pod, 0).await?;
     }
@@ -334,8 +330,11 @@ async fn pod_that_fits_elsewhere_only_in_sum_is_evicted_by_karpenter() -> Result
     .await?;
     // 3192 MiB are free on each GPU of the first node, so the replacement needs a node of its own.
     let after = on_a_node(&site, &machines, &mut joined, &after).await?;
-    let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-    ensure!(node(&after) != node(&first[0]), "{:?}", node(&after));
+    ensure!(
+        node_of(&after) != node_of(&first[0]),
+        "{:?}",
+        node_of(&after)
+    );
     site.case.end().await
 }
 
@@ -353,6 +352,19 @@ async fn on_a_node(
         Ok(pod)
     })
     .await
+}
+
+/// The one pod of a ReplicaSet of such pods, which ends at once if it is evicted, on its node.
+async fn running_replica(
+    site: &Site,
+    machines: &[Machine],
+    joined: &mut BTreeSet<String>,
+    pod: PodBuilder,
+) -> Result<Pod> {
+    let pod = pod.with(|spec| spec.termination_grace_period_seconds = Some(0));
+    replica_set(site, pod.build()).await?;
+    let pod = on_a_node(site, machines, joined, &replica(site).await?).await?;
+    set_accepted(&site.case.client, &pod).await
 }
 
 /// Creates a ReplicaSet of one such pod.

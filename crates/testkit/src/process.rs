@@ -241,11 +241,11 @@ fn spawn(launch: &Launch) -> Result<Child> {
         .context("start setpriv (util-linux), which ties a child's life to ours")
 }
 
-/// Refuses to go on without a program; `mend` names the command that builds it.
+/// Refuses to go on without a program; `build` names the command that builds it.
 ///
 /// # Errors
 /// If it is not there.
-pub fn built(program: &Path, mend: &str) -> Result<()> {
-    ensure!(program.exists(), "no {}: {mend}", program.display());
+pub fn built(program: &Path, build: &str) -> Result<()> {
+    ensure!(program.exists(), "no {}: {build}", program.display());
     Ok(())
 }
