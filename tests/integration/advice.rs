@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{events, names};
 use gpustow_ledger::Reason;
@@ -167,12 +167,21 @@ async fn nodes(case: &Case) -> Result<()> {
     bound(&case.client, holder).await.map(drop)
 }
 
-/// The message about the faulty pod: from admission, or for a waiting pod.
-async fn said(case: &Case, reader: &Reader, pod: &Value) -> Result<String> {
+/// The message about the faulty pod: from admission, or for a waiting pod, once it `lacks` nothing.
+async fn said(
+    case: &Case,
+    reader: &Reader,
+    pod: &Value,
+    lacks: impl Fn(&str) -> Option<String>,
+) -> Result<String> {
+    let whole = |message: String| match lacks(&message) {
+        Some(part) => Err(anyhow!("{part}: {message}")),
+        None => Ok(message),
+    };
     let pod: Pod = serde_json::from_value(pod.clone())?;
     let made = match case.pods().create(&PostParams::default(), &pod).await {
         Ok(made) => made,
-        Err(kube::Error::Api(status)) => return Ok(status.message),
+        Err(kube::Error::Api(status)) => return whole(status.message),
         Err(error) => return Err(error.into()),
     };
     let asks = gpustow_api::request(&made, names::GPU_MEM)?;
@@ -180,12 +189,15 @@ async fn said(case: &Case, reader: &Reader, pod: &Value) -> Result<String> {
         wait_refused(&case.client, &made, "", SOON).await?;
     }
     let ours = format!("--namespace={}", case.namespace);
-    let why = match reader.ask(&["why", "p", &ours]).await {
-        Ok((_, why)) => why,
-        Err(error) => format!("{error:#}"),
-    };
+    let why = eventually(SOON, "`why` has the advice", async || {
+        whole(match reader.ask(&["why", "p", &ours]).await {
+            Ok((_, why)) => why,
+            Err(error) => format!("{error:#}"),
+        })
+    })
+    .await;
     leave(case, &made).await?;
-    Ok(why)
+    why
 }
 
 async fn leave(case: &Case, pod: &Pod) -> Result<()> {
@@ -223,20 +235,20 @@ async fn follow(nodes: &Case, case: &Case, reader: &Reader, row: &Row) -> Result
         &Map::from_iter([("requests".to_owned(), Value::Null)]),
     );
     row.wrong.apply(&mut pod);
-    let said = said(case, reader, &pod).await?;
-    if let Some(text) = &row.says {
-        ensure!(said.contains(text), "it does not say {text:?}: {said}");
-    }
     let was = row.wrong.written();
-    for (key, value) in row.right.written() {
-        let is_new = was.iter().all(|(it, _)| *it != key);
-        let (_, key) = key.rsplit_once('/').unwrap_or(("", &key));
-        let is_there = said.contains(&value) || is_new && said.contains(key);
-        ensure!(
-            row.own || is_there,
-            "it names neither {key} nor {value}: {said}"
-        );
-    }
+    let lacks = |said: &str| {
+        let text = row.says.iter().find(|text| !said.contains(&***text));
+        if let Some(text) = text {
+            return Some(format!("it does not say {text:?}"));
+        }
+        let unnamed = row.right.written().into_iter().find(|(key, value)| {
+            let is_new = was.iter().all(|(it, _)| it != key);
+            let (_, key) = key.rsplit_once('/').unwrap_or(("", key));
+            !(row.own || said.contains(value) || is_new && said.contains(key))
+        });
+        unnamed.map(|(key, value)| format!("it names neither {key} nor {value}"))
+    };
+    let said = said(case, reader, &pod, lacks).await?;
     row.right.apply(&mut pod);
     let pod: Pod = serde_json::from_value(pod)?;
     let pod = case.pods().create(&PostParams::default(), &pod).await;
