@@ -51,10 +51,14 @@ impl Call {
             return;
         };
         self.unwanted = disruptions::unwanted(server, &pod, age);
-        if deletes {
-            let preempted = check::preempted(server, &pod, &self.asked.body["preconditions"]);
-            self.unwanted.extend(preempted);
-        }
+        let precondition = &self.asked.body["preconditions"];
+        let views = disruptions::views(server, age);
+        let wrong = views.map(|objects| match deletes {
+            true => check::preempted(objects, &pod, precondition),
+            false => check::evicted(objects, &pod).filter(|_| !server.uses_more(&pod)),
+        });
+        // It is right if it is by one of the views.
+        self.unwanted.extend(wrong.reduce(Option::and).flatten());
     }
 
     pub(crate) fn answer(self, server: &mut Server) -> Response<Body> {

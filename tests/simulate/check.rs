@@ -204,9 +204,10 @@ pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) ->
     })
 }
 
-/// Is this a pod that may be moved and is marked for it? Its node must be nearly empty, or have a reservation for
-/// another pod.
-pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
+/// The extender may evict a pod that keeps within its request only to move it, and only if the pod may be moved and is
+/// marked for it. Its node must be nearly empty, or have a reservation for another pod. Returns the error in every other
+/// eviction.
+pub(crate) fn evicted(objects: &Objects, pod: &Value) -> Option<String> {
     let node = pod["spec"]["nodeName"].as_str();
     let mut others = objects.all(Kind::Pod);
     let wanted = others.any(|other| {
@@ -217,7 +218,8 @@ pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
                 .is_some_and(|it| Some(it) == node)
     });
     let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::DEFRAGMENTED);
-    (wanted || leaves_nearly_empty(pod)) && marked && is_evictable(pod)
+    let moves = (wanted || leaves_nearly_empty(pod)) && marked && is_evictable(pod);
+    (!moves).then(|| format!("{} is evicted within its request", pod["metadata"]["name"]))
 }
 
 /// Does its owner allow that it is evicted for others?

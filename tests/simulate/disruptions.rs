@@ -150,7 +150,7 @@ fn is_short(objects: &Objects, pod: &Value, node: &str, assumed: u64) -> bool {
 }
 
 /// The server's present and past objects that a process with a view of this age may see now.
-fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
+pub(crate) fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
     server.past.within(age).chain(once(&***server))
 }
 

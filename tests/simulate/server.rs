@@ -15,7 +15,7 @@ use crate::check;
 use crate::disruptions::Disruptions;
 use crate::net::NAMESPACE;
 use crate::past::Past;
-use crate::scheduler::name;
+use crate::scheduler::{name, uid};
 use crate::story::Story;
 
 /// Components must not act on older knowledge. This covers the use of a silent agent's report and the delay of a
@@ -190,7 +190,13 @@ impl Server {
         self.wrong.extend(written.err().map(|it| it.2));
     }
 
-    /// Evicts a pod; no extender may have one evicted that keeps within its request, unless it moves.
+    /// Has the pod used more than its request lately?
+    pub(crate) fn uses_more(&self, pod: &Value) -> bool {
+        let over = self.over.get(&uid(pod));
+        over.is_some_and(|at| at.elapsed() <= STALE)
+    }
+
+    /// Evicts a pod, as the extender does it.
     pub(crate) fn evict(&mut self, key: Key, eviction: &Value, unwanted: Vec<String>) -> Answer {
         let precondition = &eviction["deleteOptions"]["preconditions"];
         if check::guarded(&*self.get(&key)?) && self.disruptions() == Some(0) {
@@ -200,12 +206,6 @@ impl Server {
         let pod = self.delete(key, precondition)?;
         let name = &pod["metadata"]["name"];
         self.story.tell(format!("{name} is evicted"));
-        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-        let over = self.over.get(uid);
-        if over.is_none_or(|at| at.elapsed() > STALE) && !check::moves(self, &pod) {
-            self.wrong
-                .push(format!("{name} is evicted within its request"));
-        }
         self.wrong.extend(unwanted);
         self.disrupted(&pod);
         Ok(Arc::new(
