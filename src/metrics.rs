@@ -37,9 +37,8 @@ pub(crate) struct Metrics {
     registry: Registry,
     models: Mutex<Models>,
     pub(crate) calls: Calls,
-    /// Wake-ups of waiting pods because of free memory.
-    pub(crate) woken: IntCounter,
-    nominations: IntCounterVec,
+    /// Nominations that were set.
+    pub(crate) nominations: IntCounter,
     disruptions: IntCounterVec,
     /// Gates taken off, by cause and result.
     ungates: IntCounterVec,
@@ -95,15 +94,9 @@ impl Metrics {
         gpustow_serve::about(&registry, "gpustow_build_info")?;
         let metrics = Self {
             calls: Calls::new(&registry)?,
-            woken: register_int_counter_with_registry!(
-                "gpustow_wakeups_total",
-                "Wake-ups of waiting pods because memory became available",
-                registry
-            )?,
-            nominations: register_int_counter_vec_with_registry!(
+            nominations: register_int_counter_with_registry!(
                 "gpustow_nominations_total",
-                "Nominations of pods that fit on a node that kube-scheduler had not shown. ended: it is of no use any more; failed: the write failed",
-                &["result"],
+                "Nominations of pods that fit on a node that kube-scheduler had not shown",
                 registry
             )?,
             disruptions: register_int_counter_vec_with_registry!(
@@ -178,9 +171,6 @@ impl Metrics {
         for result in [provision::CREATED, provision::REFUSED] {
             begin(&self.placeholders, &[result]);
         }
-        for result in ["set", "ended", "failed"] {
-            begin(&self.nominations, &[result]);
-        }
     }
 
     /// A disruption was done, or was not.
@@ -192,11 +182,6 @@ impl Metrics {
     /// So many GPUs are under pressure now.
     pub(crate) fn under_pressure(&self, count: usize) {
         self.pressure.set(i64::try_from(count).unwrap_or(i64::MAX));
-    }
-
-    /// A nomination was set or ended, or could not be.
-    pub(crate) fn nominated(&self, result: &str) {
-        self.nominations.with_label_values(&[result]).inc();
     }
 
     /// A gate was taken off for this cause, or not.

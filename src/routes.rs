@@ -347,7 +347,7 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     };
     let took = began.elapsed();
     let error = bound.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.calls.bind_answered(error, took);
+    app.metrics.calls.answered(Verb::Bind, error, took);
     json(&ExtenderBindingResult {
         error: bound.err().map(|failure| failure.text).unwrap_or_default(),
     })

@@ -129,15 +129,12 @@ impl Waker {
         }
         for pod in void {
             match self.patch(&pod, None).await {
-                Ok(()) => self.app.metrics.nominated("ended"),
+                Ok(()) => {}
                 // The pod has changed, or is gone: the watch will show it.
                 Err(error) if matches!(error.status(), Some(404 | 409)) => {}
-                Err(error) => {
-                    self.app.metrics.nominated("failed");
-                    tracing::warn!(
-                        namespace = %pod.namespace, pod = %pod.name, %error, "cannot end the nomination"
-                    );
-                }
+                Err(error) => tracing::warn!(
+                    namespace = %pod.namespace, pod = %pod.name, %error, "cannot end the nomination"
+                ),
             }
             ended.insert(pod.uid.clone(), pod.resource_version.clone());
         }
@@ -146,9 +143,8 @@ impl Waker {
     async fn wake(&self, pod: &PodFacts, node: Option<Arc<str>>) {
         match self.patch(pod, node.as_deref()).await {
             Ok(()) => {
-                self.app.metrics.woken.inc();
                 if node.is_some() {
-                    self.app.metrics.nominated("set");
+                    self.app.metrics.nominations.inc();
                 }
                 let node = node.as_deref().unwrap_or_default();
                 tracing::info!(
@@ -162,9 +158,6 @@ impl Waker {
             Err(error) if matches!(error.status(), Some(404 | 409)) => {}
             Err(error) => {
                 self.app.ledger.lock().wake_failed(&pod.uid);
-                if node.is_some() {
-                    self.app.metrics.nominated("failed");
-                }
                 tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
             }
         }

@@ -5,9 +5,8 @@ use std::time::Duration;
 use gpustow_ledger::Reason;
 use gpustow_serve::BUCKETS;
 use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, Registry,
-    register_histogram_vec_with_registry, register_histogram_with_registry,
-    register_int_counter_vec_with_registry, register_int_counter_with_registry,
+    Histogram, HistogramVec, IntCounterVec, Registry, register_histogram_vec_with_registry,
+    register_histogram_with_registry, register_int_counter_vec_with_registry,
 };
 use strum::{IntoStaticStr, VariantNames};
 
@@ -29,9 +28,7 @@ pub(crate) struct Calls {
     requests: HistogramVec,
     errors: IntCounterVec,
     refusals: IntCounterVec,
-    binds: IntCounter,
     bind_failures: IntCounterVec,
-    bind_seconds: Histogram,
     /// Pods that waited for others to finish their start.
     pub(crate) start_wait: Histogram,
 }
@@ -58,21 +55,10 @@ impl Calls {
                 &["reason"],
                 registry
             )?,
-            binds: register_int_counter_with_registry!(
-                "gpustow_binds_total",
-                "Bind calls",
-                registry
-            )?,
             bind_failures: register_int_counter_vec_with_registry!(
                 "gpustow_bind_failures_total",
                 "Bind calls that did not bind, by reason",
                 &["reason"],
-                registry
-            )?,
-            bind_seconds: register_histogram_with_registry!(
-                "gpustow_bind_duration_seconds",
-                "Time of bind calls, POST included",
-                BUCKETS.into(),
                 registry
             )?,
             start_wait: register_histogram_with_registry!(
@@ -117,13 +103,6 @@ impl Calls {
     /// A filter call placed nothing: most nodes have this reason.
     pub(crate) fn refused(&self, reason: Reason) {
         self.refusals.with_label_values(&[reason.label()]).inc();
-    }
-
-    /// A bind call was answered.
-    pub(crate) fn bind_answered(&self, error: Option<ErrorKind>, took: Duration) {
-        self.answered(Verb::Bind, error, took);
-        self.binds.inc();
-        self.bind_seconds.observe(took.as_secs_f64());
     }
 
     /// A bind call did not bind.

@@ -70,6 +70,6 @@ async fn nominations(rig: &Rig<'_>) -> Result<u64> {
     let metrics = rig.extender.metrics().await?;
     let set = metrics
         .lines()
-        .find_map(|line| line.strip_prefix("gpustow_nominations_total{result=\"set\"} "));
+        .find_map(|line| line.strip_prefix("gpustow_nominations_total "));
     Ok(set.context("gpustow_nominations_total")?.parse()?)
 }

@@ -369,16 +369,17 @@ fn extender(board: &mut Board) {
         ],
     );
     board.add((12, 8), see(latency, &["GpustowExtenderSlow"]));
+    const COUNT: &str = "extender_request_duration_seconds_count";
     let rate = |by: &str, series: &str| {
         format!("sum by ({by}) (rate(gpustow_{series}{JOB}[$__rate_interval]))")
     };
     let calls = panel(
         "timeseries",
-        "Binds, refusals and failures",
-        "Bind calls, filter calls that placed nothing by reason, calls that were not served, binds that failed.",
+        "Calls, refusals and failures",
+        "Calls by verb, filter calls that placed nothing by reason, calls that were not served, binds that failed.",
         "ops",
         &[
-            (&rate("job", "binds_total"), "binds"),
+            (&rate("verb", COUNT), "{{verb}}"),
             (
                 &rate("reason", "extender_refusals_total"),
                 "refused: {{reason}}",
