@@ -11,7 +11,6 @@ use gpustow_api::PodFacts;
 use gpustow_books::{Cause, Evidence, Uid};
 
 use crate::Ledger;
-use crate::preempt::asked_in_sum;
 
 impl Ledger {
     /// kube-scheduler asked for victims for the pod and got none, because the pod will fit on this node when earlier
@@ -34,7 +33,7 @@ impl Ledger {
         let Some(node) = self.parts.books.node(node) else {
             return false;
         };
-        let (asked, view) = (asked_in_sum(request), node.view());
+        let (asked, view) = (request.in_sum().0, node.view());
         // The free memory is never more than the memory that is left in sum, and much faster to add up.
         let free = view
             .cards

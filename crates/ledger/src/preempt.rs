@@ -6,7 +6,6 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Cause, Host};
 use gpustow_means::Victims;
-use gpustow_pack::Request;
 
 use crate::Ledger;
 
@@ -64,7 +63,7 @@ impl Ledger {
         let (Some(request), Some(node)) = (pod.asks.request(), self.parts.books.node(name)) else {
             return Victims::default();
         };
-        let asked = asked_in_sum(request);
+        let asked = request.in_sum();
         let mut trial = self.sight(now).trial();
         trial.leave(victims.iter().chain(added).chain([&pod.uid]).cloned());
         let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
@@ -74,7 +73,7 @@ impl Ledger {
         for uid in victims.iter().filter(here) {
             trial.stay(uid);
             let in_sum = node.left_in_sum(node.view(), |uid| !trial.has_left(uid));
-            if asked <= in_sum.0 && trial.fits(pod, name, Host::Whole, budget) == Some(true) {
+            if asked <= in_sum && trial.fits(pod, name, Host::Whole, budget) == Some(true) {
                 spared.uids.push(uid.clone());
                 spared.protected += i64::from(protected.contains(uid));
             } else {
@@ -83,9 +82,4 @@ impl Ledger {
         }
         spared
     }
-}
-
-/// The sum that kube-scheduler compares with the node's sum: MiB on all GPUs together.
-pub(crate) fn asked_in_sum(request: &Request) -> u64 {
-    request.in_sum().0
 }

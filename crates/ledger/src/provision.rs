@@ -25,7 +25,6 @@ use gpustow_means::Sight;
 use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::Ledger;
-use crate::preempt::asked_in_sum;
 pub(crate) use gangs::Lacks;
 use kinds::{Bin, Kinds, fewest};
 
@@ -336,7 +335,7 @@ fn seems_to_fit(
     taken: &mut HashMap<Arc<str>, Mib>,
     budget: &mut Budget,
 ) -> Option<bool> {
-    let asked = Mib(asked_in_sum(request));
+    let asked = request.in_sum();
     for (left, name) in sight.books.with_sum(asked) {
         budget.charge(1);
         if budget.is_spent() {
