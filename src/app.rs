@@ -52,6 +52,8 @@ pub(crate) struct App {
     pub(crate) events: Arc<Events>,
     /// Nodes that filter refused on a view that may be late.
     pub(crate) doubts: Doubts,
+    /// kube-scheduler asks for victims where only the extender refuses a node.
+    pub(crate) asks: AtomicBool,
     pub(crate) turns: Turns,
     /// The pods' use of their GPUs.
     pub(crate) uses: Arc<Uses>,
@@ -86,6 +88,7 @@ impl App {
             webhook: Arc::new(AtomicBool::new(args.webhook.webhook_listen.is_none())),
             draining: watch::Sender::default(),
             doubts: Doubts::default(),
+            asks: AtomicBool::default(),
             turns: Turns::default(),
             uses: Arc::default(),
             unserved: Unserved::default(),

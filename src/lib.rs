@@ -195,6 +195,7 @@ impl Extender {
             "policies",
             admission::run(client.clone(), expected, policies, listed),
         );
+        spawn.spawn("version", preempt::asked::run(app.clone()));
         spawn.spawn("silence", silence::run(app.clone()));
         spawn.spawn("wake", Waker::run(app.clone()));
         spawn.spawn("queue", queue::run(app.clone()));

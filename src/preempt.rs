@@ -1,5 +1,6 @@
 //! `/preempt`: which of the scheduler's candidate nodes would do, and who else must go there.
 
+pub(crate) mod asked;
 pub(crate) mod late;
 
 use std::collections::BTreeMap;

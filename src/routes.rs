@@ -30,7 +30,7 @@ use crate::bind::bind;
 use crate::call::Call;
 use crate::failure::{ErrorKind, Failure};
 use crate::metrics::{Totals, Verb};
-use crate::preempt::preempt;
+use crate::preempt::{asked, preempt};
 use crate::wire::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult,
     ExtenderPreemptionArgs, ExtenderPreemptionResult, HostPriority,
@@ -133,11 +133,12 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
             let verdict = decide(&app, &args, &pod, &names);
             shortfall = verdict.shortfall.map(|it| it.to_string());
             if verdict.nodes.is_empty() {
-                let refused = verdict.refused.iter();
                 let text = |reason: Reason| shortfall.as_deref().unwrap_or(reason.text());
-                answer.failed_and_unresolvable_nodes = refused
-                    .map(|(name, reason)| (*name, text(*reason)))
-                    .collect();
+                let told = asked::part(&app, &pod, verdict.refused);
+                [answer.failed_nodes, answer.failed_and_unresolvable_nodes] = told.map(|nodes| {
+                    let nodes = nodes.into_iter();
+                    nodes.map(|(name, reason)| (name, text(reason))).collect()
+                });
             }
             answer.node_names = Some(verdict.nodes);
         }

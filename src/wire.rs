@@ -86,10 +86,10 @@ pub struct ExtenderFilterResult<'a> {
     pub nodes: Option<()>,
     /// The nodes that pass.
     pub node_names: Option<Vec<&'a str>>,
-    /// Always `null`: the scheduler's own dry run of a preemption cannot cure our refusals.
-    pub failed_nodes: Option<()>,
-    /// Refused nodes and why. It is empty if a node passes, because kube-scheduler does not read it then: a node in
-    /// neither list counts as refused in the same way.
+    /// Refused nodes and why, where kube-scheduler is to ask for victims.
+    #[serde(serialize_with = "as_map")]
+    pub failed_nodes: Vec<(&'a str, &'a str)>,
+    /// The other refused nodes. Both are empty if a node passes, because kube-scheduler does not read them then.
     #[serde(serialize_with = "as_map")]
     pub failed_and_unresolvable_nodes: Vec<(&'a str, &'a str)>,
     /// Ends the pod's scheduling attempt with this text, unless empty.

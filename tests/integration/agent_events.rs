@@ -18,7 +18,7 @@ async fn an_event_that_the_api_server_did_not_take_is_written_once_it_does() -> 
     let events = |method: &Method, uri: &Uri| {
         method == Method::POST && uri.path().starts_with("/apis/events.k8s.io/")
     };
-    let failing = proxy.rule(events, Action::Fail(StatusCode::SERVICE_UNAVAILABLE));
+    let failing = proxy.rule(events, Action::Answer(StatusCode::SERVICE_UNAVAILABLE, ""));
     let mut config = agent_config(rig.cluster, &node.name).await?;
     config.cluster_url = proxy.url().parse()?;
     node.restart_with(Client::try_from(config)?, &[]).await?;

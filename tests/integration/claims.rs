@@ -414,7 +414,7 @@ async fn a_cluster_without_device_taint_rules_says_so_and_places_pods() -> Resul
     let replica = Replica::start(turn.cluster, "unserved", &[]).await?;
     let rule = replica.proxy.rule(
         |method, uri| method.as_str() == "GET" && uri.path().starts_with("/apis/resource.k8s.io/"),
-        Action::Fail(StatusCode::NOT_FOUND),
+        Action::Answer(StatusCode::NOT_FOUND, ""),
     );
     configure(&turn.cluster.admin()?, &[ON.to_owned()]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;

@@ -252,7 +252,7 @@ async fn a_pod_that_cannot_be_fenced_holds_up_no_other_and_over_commits_nothing(
         let third = create(&case, &format!("third{round}"), CARD / 2).await?;
         let first = Replica::start(turn.cluster, &format!("sends{round}"), &[]).await?;
         let second = Replica::start(turn.cluster, &format!("cannot{round}"), &[]).await?;
-        let refused = Action::Fail(StatusCode::FORBIDDEN);
+        let refused = Action::Answer(StatusCode::FORBIDDEN, "");
         let unwritable = on_status(&second.proxy, "stuck", |_| true, refused);
         first.until_fits(&stuck, &n).await?;
         let rule = first.on_first_bind(&stuck, Action::Hold)?;
@@ -322,7 +322,7 @@ async fn a_takeover_goes_on_where_single_patches_fail() -> Result<()> {
             seen.fetch_add(1, Ordering::SeqCst);
             number % 100 == 7
         };
-        let fails = Action::Fail(StatusCode::from_u16(status)?);
+        let fails = Action::Answer(StatusCode::from_u16(status)?, "");
         let rule = on_status(&replica.proxy, "waits", hundredth, fails);
         replica.until_fits(&pods[0], &n).await?;
         rule.seen(2, SOON).await?;

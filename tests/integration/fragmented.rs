@@ -1,7 +1,10 @@
 //! Preemption for a pod that free memory is too fragmented for: pods that end, pods that stay, and the state after an
 //! interruption.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
+use axum::http::{Method, StatusCode, Uri};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
@@ -204,6 +207,55 @@ async fn kube_scheduler_that_asks_about_fragmented_memory_gets_victims_by_the_sw
     }
     clear(&case).await?;
     case.end().await
+}
+
+/// The extender believes the API server to be 1.38. kube-scheduler of that minor evicts; for an older one the extender does.
+#[tokio::test]
+async fn kube_scheduler_that_can_evict_for_fragmented_memory_does_once_the_pod_is_old_enough()
+-> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "by-scheduler", &["preempt: {after: 8s}"]).await?;
+    let version = r#"{"major": "1", "minor": "38", "gitVersion": "v1.38.0", "gitCommit": "", "gitTreeState": "",
+        "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}"#;
+    let is_version = |_: &Method, uri: &Uri| uri.path() == "/version";
+    let told = (replica.proxy).rule(is_version, Action::Answer(StatusCode::OK, version));
+    replica.restart().await?;
+    told.seen(1, SOON).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "by-scheduler").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    let low = bound(&case, slow(case.pod("low").gpu_mem(6000), 600)).await?;
+    bound(&case, high(&case, "firm").gpu_mem(6000)).await?;
+    let waits = high(&case, "waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    let victim = ends(&case, &low).await?;
+    let target = condition(&victim, names::DISRUPTION_TARGET).context("no condition")?;
+    let program = Command::new(turn.cluster.bin().join("kube-scheduler"));
+    let (reason, count) = match scheduler_minor(program)? {
+        38.. => ("PreemptionByScheduler", "0"),
+        _ => (names::PREEMPTED, "1"),
+    };
+    assert_eq!(target.reason.as_deref(), Some(reason));
+    let created = waits.metadata.creation_timestamp.as_ref();
+    let created = created.context("no time")?.0;
+    let marked = target.last_transition_time.as_ref().context("no time")?.0;
+    ensure!(
+        marked.duration_since(created).as_secs() >= 7,
+        "{marked}, created {created}"
+    );
+    delete(&case.client, &low, 0).await?;
+    let waits = wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(charges(&waits)?[0].0, charges(&low)?[0].0);
+    assert_eq!(replica.disruptions("delete", "preempt").await?, count);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+fn scheduler_minor(mut program: Command) -> Result<u32> {
+    let version = program.arg("--version").output()?;
+    let version = String::from_utf8(version.stdout)?;
+    let minor = version.split('.').nth(1).context("not a version")?;
+    Ok(minor.parse()?)
 }
 
 #[tokio::test]

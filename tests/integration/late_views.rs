@@ -279,7 +279,7 @@ async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
             action,
         )
     };
-    let failing = writes(Action::Fail(StatusCode::INTERNAL_SERVER_ERROR));
+    let failing = writes(Action::Answer(StatusCode::INTERNAL_SERVER_ERROR, ""));
     let kept = json!([{
         "type": names::RESERVED_CONDITION, "status": "True", "reason": "Preempting",
         "message": "Reserved on node n",

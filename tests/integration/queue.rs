@@ -395,7 +395,7 @@ async fn ungating_is_tried_again_that_failed_or_came_after_another_write() -> Re
         proxy.rule(is_ungate, action)
     };
 
-    let busy = ungates("busy", Action::Fail(StatusCode::TOO_MANY_REQUESTS));
+    let busy = ungates("busy", Action::Answer(StatusCode::TOO_MANY_REQUESTS, ""));
     let pod = held(&case, "busy").create(&case.client).await?;
     busy.seen(2, SOON).await?;
     drop(busy);

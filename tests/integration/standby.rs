@@ -102,7 +102,7 @@ async fn standby_tries_again_after_the_answer_to_its_takeover_was_lost() -> Resu
     let path = format!("/api/v1/namespaces/{}/pods/waits", case.namespace);
     let _fails = leader.proxy.rule(
         move |method, uri| *method == Method::PATCH && uri.path() == path,
-        Action::Fail(StatusCode::SERVICE_UNAVAILABLE),
+        Action::Answer(StatusCode::SERVICE_UNAVAILABLE, ""),
     );
     let waits = held(&case, "waits").create(&case.client).await?;
     delete(&case.client, &first, 0).await?;

@@ -185,7 +185,7 @@ async fn a_takeover_that_another_overtook_is_given_up() -> Result<()> {
         // It wins the Lease, and cannot list the pods that it has to fence.
         let unlisted = slow.proxy.rule(
             |method, uri| method.as_str() == "GET" && uri.to_string().contains("spec.nodeName"),
-            Action::Fail(StatusCode::SERVICE_UNAVAILABLE),
+            Action::Answer(StatusCode::SERVICE_UNAVAILABLE, ""),
         );
         error(slow.filter(&own, &n).await)?;
         unlisted.seen(1, SOON).await?;
@@ -263,7 +263,7 @@ async fn a_takeover_lists_no_pods_that_the_watch_has_shown() -> Result<()> {
         let whole = !query.contains("watch=true") && !query.contains("spec.nodeName");
         method == Method::GET && uri.path() == "/api/v1/pods" && whole
     };
-    let unlisted = Action::Fail(StatusCode::INTERNAL_SERVER_ERROR);
+    let unlisted = Action::Answer(StatusCode::INTERNAL_SERVER_ERROR, "");
     let lists = second.proxy.rule(lists, unlisted);
     first.extender.process.kill9();
     second.place(&next, &n).await?;

@@ -64,7 +64,7 @@ async fn what_upstreams_own_tests_send_is_understood_in_either_case() -> Result<
         format!(r#"{{"Pod":{POD},"NodeNameToVictims":null,"NodeNameToMetaVictims":{victims}}}"#);
     for form in [str::to_owned, lower] {
         let filtered = json!({
-            "Nodes": null, "NodeNames": ["node1"], "FailedNodes": null,
+            "Nodes": null, "NodeNames": ["node1"], "FailedNodes": {},
             "FailedAndUnresolvableNodes": {}, "Error": "",
         });
         assert_eq!(answer(&replica, "filter", form(&args)).await?, filtered);

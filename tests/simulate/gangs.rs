@@ -79,7 +79,7 @@ impl Scheduler {
             let nodes = self.window(pod);
             let passed = match nodes.is_empty() {
                 true => None,
-                false => self.filter(pod, &nodes).await,
+                false => self.filter(pod, &nodes).await.map(|[passed, _]| passed),
             };
             match passed.filter(|nodes| !nodes.is_empty()) {
                 Some(nodes) => {

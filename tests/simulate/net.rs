@@ -14,7 +14,7 @@ use gpustow_simworld::{line, refused};
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tower::service_fn;
@@ -229,6 +229,10 @@ impl Link {
         if let Some(start) = call.asked.watches {
             return Ok(self.watch(call, start));
         }
+        if head.uri.path() == "/version" {
+            let minor = if locked(&self.server).is_1_38 { 38 } else { 37 };
+            return Ok(Response::new(version(minor)));
+        }
         // A request on its way arrives whether or not a client waits.
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
@@ -334,4 +338,13 @@ impl Watching {
             }
         }
     }
+}
+
+/// The body of `/version`.
+fn version(minor: u32) -> Body {
+    let text = json!({
+        "major": "1", "minor": minor.to_string(), "gitVersion": format!("v1.{minor}.0"), "gitCommit": "",
+        "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": "",
+    });
+    Body::from(text.to_string())
 }

@@ -21,7 +21,7 @@ pub(crate) fn nominated(pod: &Value) -> Option<&str> {
 }
 
 /// The pods that must end for this pod by the node's sum; pods of high priority are spared first. None if it would not
-/// fit without them either, or fits with them.
+/// fit without them either, or no pod could end.
 fn victims(cache: &Cache, pod: &Value, node: &str) -> Option<Vec<Copy>> {
     let here = cache.here(node);
     let (mut lower, others): (Vec<_>, Vec<_>) =
@@ -29,6 +29,9 @@ fn victims(cache: &Cache, pod: &Value, node: &str) -> Option<Vec<Copy>> {
     let nominated = cache.nominated(node, pod).map(|it| asked(it));
     let held: u64 = others.iter().map(|it| asked(it)).chain(nominated).sum();
     let mut left = cache.allocatable(node).checked_sub(held + asked(pod))?;
+    if lower.is_empty() {
+        return None;
+    }
     lower.sort_by_key(|it| (Reverse(priority(it)), uid(it)));
     lower.retain(|it| match left.checked_sub(asked(it)) {
         Some(less) => {
@@ -37,13 +40,14 @@ fn victims(cache: &Cache, pod: &Value, node: &str) -> Option<Vec<Copy>> {
         }
         None => true,
     });
-    let victims: Vec<Copy> = lower.into_iter().cloned().collect();
-    (!victims.is_empty()).then_some(victims)
+    Some(lower.into_iter().cloned().collect())
 }
 
 impl Scheduler {
-    /// Has others make room for a pod that fits nowhere, on one of the nodes whose sum refused it.
-    pub(crate) async fn preempt(&self, pod: &Copy, passed: &[String]) {
+    /// Has others make room for a pod that fits nowhere, on one of the nodes whose sum refused it. Kubernetes 1.38 also
+    /// thinks of nodes that `failed` by the extender alone.
+    pub(crate) async fn preempt(&self, pod: &Copy, passed: &[String], failed: &[String]) {
+        let asks = locked(&self.server).is_1_38;
         let candidates: Vec<(String, Vec<Copy>)> = {
             let cache = locked(&self.cache);
             let waits = |node| {
@@ -55,8 +59,11 @@ impl Scheduler {
                 return;
             }
             let nodes = cache.nodes.keys();
-            let nodes = nodes.filter(|node| !passed.contains(node) && !rejects(pod, node));
+            let asked = |node: &String| asks && failed.contains(node);
+            let nodes = nodes.filter(|node| asked(node) || !passed.contains(node));
+            let nodes = nodes.filter(|node| !rejects(pod, node));
             let nodes = nodes.filter_map(|node| Some((node.clone(), victims(&cache, pod, node)?)));
+            let nodes = nodes.filter(|(node, victims)| asked(node) || !victims.is_empty());
             nodes.collect()
         };
         let all = candidates.iter().map(|(node, victims)| {

@@ -341,7 +341,7 @@ impl Scheduler {
             cache.nodes.contains_key(*node) && Self::passes(&cache, &pod, node)
         });
         let first = first.map(|node| Some(vec![node.to_owned()]));
-        let (mut nodes, mut passed) = (Vec::new(), Vec::new());
+        let (mut nodes, mut passed, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for look in first.into_iter().chain([None]) {
             let look = look.unwrap_or_else(|| {
                 passed = self.window(&pod);
@@ -350,10 +350,10 @@ impl Scheduler {
             if look.is_empty() {
                 continue;
             }
-            let Some(passed) = self.filter(&pod, &look).await else {
+            let Some(answer) = self.filter(&pod, &look).await else {
                 return self.fail(&pod);
             };
-            nodes = passed;
+            [nodes, failed] = answer;
             if !nodes.is_empty() {
                 break;
             }
@@ -361,7 +361,7 @@ impl Scheduler {
         if nodes.is_empty() {
             self.put(&pod, Place::Refused(Instant::now()));
             self.reject_group(&pod);
-            self.preempt(&pod, &passed).await;
+            self.preempt(&pod, &passed, &failed).await;
             return self.say_refused(&pod).await;
         }
         let node = self.best(&pod, nodes).await;
@@ -369,8 +369,9 @@ impl Scheduler {
         self.bind(pod, node);
     }
 
-    /// The nodes of these that the extender passes. None if it does not answer, or answers with an error.
-    pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<Vec<String>> {
+    /// The nodes of these that the extender passes, and refused nodes on which victims may help. None if it does not
+    /// answer, or answers with an error.
+    pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<[Vec<String>; 2]> {
         locked(&self.server)
             .disruptions
             .note_shown(&uid(pod), nodes);

@@ -28,6 +28,8 @@ pub(crate) struct Server {
     pub(crate) past: Past,
     /// It serves PodGroups.
     pub(crate) has_pod_groups: bool,
+    /// It is of Kubernetes 1.38, or of 1.37.
+    pub(crate) is_1_38: bool,
     /// Of the pods that [`check::guarded`] names so many may be away, if there is a budget.
     pub(crate) budget: Option<usize>,
     /// When each pod, by UID, used more than it asked for.
@@ -52,6 +54,7 @@ impl Server {
             kept: simworld::Server::default(),
             past: Past::default(),
             has_pod_groups: false,
+            is_1_38: false,
             budget: None,
             over: BTreeMap::new(),
             disruptions: Disruptions::default(),

@@ -55,6 +55,8 @@ pub(crate) struct Switches {
     pub(crate) provision: bool,
     /// Some pods start alone on their GPUs.
     pub(crate) starts: bool,
+    /// Kubernetes is 1.38, whose kube-scheduler asks for victims where only the extender refuses a node.
+    pub(crate) is_1_38: bool,
 }
 
 impl Switches {
@@ -100,6 +102,7 @@ impl Switches {
             provision: random.random_bool(0.25),
             empties: defragment && random.random_bool(0.7),
             starts: random.random_bool(0.3),
+            is_1_38: random.random_bool(0.5),
         }
         .named()
     }
@@ -127,6 +130,7 @@ impl Switches {
             gangs: false,
             provision: false,
             starts: false,
+            is_1_38: false,
         }
     }
 

@@ -116,6 +116,7 @@ impl World {
         world.tell(format!("with {:?}", world.on));
         locked(&world.server).budget = world.on.budget;
         locked(&world.server).has_pod_groups = world.on.gangs;
+        locked(&world.server).is_1_38 = world.on.is_1_38;
         world.configure()?;
         Ok(world)
     }

@@ -30,6 +30,7 @@ the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_h
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
 the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
 victims by the switches alone|fragmented::kube_scheduler_that_asks_about_fragmented_memory_gets_victims_by_the_switches
+from 1.38 on kube-scheduler evicts|fragmented::kube_scheduler_that_can_evict_for_fragmented_memory_does_once_the_pod_is_old_enough
 preemption for fragmented memory|fragmented::one_of_lower_priority_ends_and_the_pod_gets_its_card
 none where it is off|fragmented::no_pod_ends_unless_the_operator_wants_it_nor_for_a_pod_that_may_not_preempt
 what preempts deletes no other pod|attack::fragmented::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy

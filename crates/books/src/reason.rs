@@ -47,6 +47,12 @@ impl Reason {
         )
     }
 
+    /// Would the pod fit if some pods were gone?
+    pub fn is_cured_by_evictions(&self) -> bool {
+        use Refusal::{NoCompute, NoSlices, NoWholeCard};
+        self.is_cured_by_room() || matches!(self, Self::Fit(NoWholeCard | NoCompute | NoSlices))
+    }
+
     /// Every reason.
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [

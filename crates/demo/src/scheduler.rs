@@ -216,7 +216,7 @@ impl Scheduler {
             self.sleep(uid, &object, true);
             return Ok(());
         }
-        let Some(passed) = self.extender.filter(&object, &candidates).await else {
+        let Some([passed, _]) = self.extender.filter(&object, &candidates).await else {
             self.try_later(uid).await;
             return Ok(());
         };

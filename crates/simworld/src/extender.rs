@@ -33,14 +33,16 @@ impl Extender {
         timeout(TIMEOUT, call).await.ok().flatten()
     }
 
-    /// The nodes that pass its filter. None if the extender does not answer, or answers with an error.
-    pub async fn filter(&self, pod: &Value, nodes: &[String]) -> Option<Vec<String>> {
+    /// The nodes that pass its filter, and refused nodes on which victims may help. None if the extender does not answer,
+    /// or answers with an error.
+    pub async fn filter(&self, pod: &Value, nodes: &[String]) -> Option<[Vec<String>; 2]> {
         let body = json!({ "Pod": pod, "NodeNames": nodes });
         let answer = self.call("filter", &body).await?;
         let passed = answer["NodeNames"].as_array().into_iter().flatten();
         let passed = passed.filter_map(|it| it.as_str().map(str::to_owned));
-        let error = answer["Error"].as_str().unwrap_or_default();
-        error.is_empty().then(|| passed.collect())
+        let failed = answer["FailedNodes"].as_object().into_iter().flatten();
+        let failed = failed.map(|(node, _)| node.clone());
+        (answer["Error"] == "").then(|| [passed.collect(), failed.collect()])
     }
 
     /// The best of these nodes by the sum of its score and `own`. The first name wins among equals. Without scores the

@@ -38,8 +38,8 @@ pub enum Action {
     HoldReply,
     /// Forwarded; its reply is read to the end and the connection is cut instead.
     DropReply,
-    /// Not forwarded; answered with this status and no body.
-    Fail(StatusCode),
+    /// Not forwarded; answered with this status and body.
+    Answer(StatusCode, &'static str),
     /// Forwarded; every piece of the reply's body arrives this much later, in order.
     DelayReply(Duration),
     /// Not forwarded; the connection is cut.
@@ -292,11 +292,11 @@ async fn obey(entry: Arc<Entry>, state: Arc<State>, request: Request<Body>) -> R
     match entry.action {
         Action::Hold => entry.released().await,
         Action::Cut => bail!("cut"),
-        Action::Fail(status) => {
-            let empty = Full::default()
+        Action::Answer(status, body) => {
+            let body = Full::from(body)
                 .map_err(|never| match never {})
                 .boxed_unsync();
-            let mut answer = Response::new(empty);
+            let mut answer = Response::new(body);
             *answer.status_mut() = status;
             return Ok(answer);
         }

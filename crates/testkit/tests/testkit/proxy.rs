@@ -107,7 +107,7 @@ async fn requests_fail_as_told() -> Result<()> {
     let namespace = case.namespace.clone();
     let busy = proxy.rule(
         move |_, uri| uri.path().contains(&namespace),
-        Action::Fail(StatusCode::SERVICE_UNAVAILABLE),
+        Action::Answer(StatusCode::SERVICE_UNAVAILABLE, ""),
     );
     match pods.list(&ListParams::default()).await {
         Err(kube::Error::Api(status)) => assert_eq!(status.code, 503),

@@ -101,7 +101,7 @@ impl Ours {
             | Self::Refused429
             | Self::Refused500 => {}
         }
-        let refused = |status| Some(machine.proxy.rule(write, Action::Fail(status)));
+        let refused = |status| Some(machine.proxy.rule(write, Action::Answer(status, "")));
         let rule = match self {
             Self::CutOff => Some(machine.proxy.rule(|_, _| true, Action::Cut)),
             Self::RepliesLate => {

@@ -1,0 +1,47 @@
+//! About which nodes does kube-scheduler ask for victims? From Kubernetes 1.38 on also about nodes that its own filters
+//! pass without one (kubernetes/kubernetes#135486), unless this filter refuses them for good.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::Reason;
+use tokio::time::sleep;
+
+use crate::app::App;
+use crate::ask::within;
+
+/// The first minor whose kube-scheduler asks.
+const MINOR: u32 = 38;
+/// Between two looks at the version: a cluster can be upgraded at any time.
+const PERIOD: Duration = Duration::from_secs(60);
+/// For one request.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Follows the version for as long as the process runs. kube-scheduler is no newer than the API server. An older one would
+/// search these nodes for nothing.
+pub(crate) async fn run(app: Arc<App>) {
+    loop {
+        if let Ok(version) = within(TIMEOUT, app.client.apiserver_version()).await {
+            let minor = version.minor.trim_end_matches('+').parse::<u32>();
+            let asks = minor.is_ok_and(|it| it >= MINOR);
+            app.asks.store(asks, Ordering::Relaxed);
+        }
+        sleep(PERIOD).await;
+    }
+}
+
+type Refused<'a> = Vec<(&'a str, Reason)>;
+
+/// The refused nodes about which kube-scheduler is to ask, and the others.
+pub(crate) fn part<'a>(app: &App, pod: &PodFacts, refused: Refused<'a>) -> [Refused<'a>; 2] {
+    let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
+    let asks = app.asks.load(Ordering::Relaxed) && ledger.may_preempt_fragmented(pod, now);
+    let helps = |(name, why): &(&str, Reason)| {
+        let helps = asks && why.is_cured_by_evictions();
+        helps && !ledger.evictable(name, pod.priority).is_empty()
+    };
+    let (asked, others) = refused.into_iter().partition(helps);
+    [asked, others]
+}
