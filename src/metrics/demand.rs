@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use gpustow_ledger::{CardView, NodeView};
-use gpustow_pack::{
-    Card, Claim, Lending, Mib, ModelId, Question, Refusal, Request, Starts, refusal,
-};
+use gpustow_pack::{Card, Lending, Mib, ModelId, Question, Refusal, Request, Starts, refusal};
 use gpustow_serve::Scrape;
 use strum::{IntoStaticStr, VariantNames};
 
@@ -172,7 +170,7 @@ impl Supply {
             Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
             Refusal::Unhealthy => Why::Unhealthy,
             Refusal::NoWholeCard | Refusal::NoRoom | Refusal::TooComplex => {
-                match asked(request) <= self.sum {
+                match request.in_sum() <= self.sum {
                     true => Why::Fragmented,
                     false => Why::NoRoom,
                 }
@@ -200,10 +198,6 @@ fn emptied(cards: &[Card]) -> impl Iterator<Item = (&Card, Mib)> {
     cards.iter().map(|card| (card, card.capacity))
 }
 
-fn asked(request: &Request) -> Mib {
-    request.claims.iter().map(Claim::in_sum).sum()
-}
-
 /// Pods that wait and pods that would fit, at this scrape.
 pub(super) fn demand(
     scrape: &mut Scrape,
@@ -217,7 +211,7 @@ pub(super) fn demand(
         let why = supply.why(request, *of_gang);
         let [pods, memory] = reasons.entry(why.into()).or_default();
         *pods += 1.0;
-        *memory += bytes(asked(request));
+        *memory += bytes(request.in_sum());
     }
     let of = |part: usize| {
         reasons
@@ -276,7 +270,7 @@ fn placeable(
 #[cfg(test)]
 mod tests {
     use gpustow_ledger::Mismatches;
-    use gpustow_pack::{ClaimKind, Compute};
+    use gpustow_pack::{Claim, ClaimKind, Compute};
 
     use super::*;
 

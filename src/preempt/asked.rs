@@ -14,19 +14,16 @@ use crate::ask::within;
 
 /// The first minor whose kube-scheduler asks.
 const MINOR: u32 = 38;
-/// Between two looks at the version: a cluster can be upgraded at any time.
+/// Between two looks at the version, and for an answer: a cluster can be upgraded at any time.
 const PERIOD: Duration = Duration::from_secs(60);
-/// For one request.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Follows the version for as long as the process runs. kube-scheduler is no newer than the API server. An older one would
 /// search these nodes for nothing.
 pub(crate) async fn run(app: Arc<App>) {
     loop {
-        if let Ok(version) = within(TIMEOUT, app.client.apiserver_version()).await {
+        if let Ok(version) = within(PERIOD, app.client.apiserver_version()).await {
             let minor = version.minor.trim_end_matches('+').parse::<u32>();
-            let asks = minor.is_ok_and(|it| it >= MINOR);
-            app.asks.store(asks, Ordering::Relaxed);
+            (app.asks).store(minor.is_ok_and(|it| it >= MINOR), Ordering::Relaxed);
         }
         sleep(PERIOD).await;
     }
@@ -42,6 +39,8 @@ pub(crate) fn part<'a>(app: &App, pod: &PodFacts, refused: Refused<'a>) -> [Refu
         let helps = asks && why.is_cured_by_evictions();
         helps && !ledger.evictable(name, pod.priority).is_empty()
     };
-    let (asked, others) = refused.into_iter().partition(helps);
-    [asked, others]
+    refused
+        .into_iter()
+        .partition::<Refused<'a>, _>(helps)
+        .into()
 }

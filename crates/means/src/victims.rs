@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_books::{Budget, HashSet, Host};
 
+use crate::preempt::Rank;
 use crate::sight::Sight;
 
 /// Pods to evict in addition to kube-scheduler's victims, or victims to spare.
@@ -69,11 +70,20 @@ impl Sight<'_> {
                 trial.leave([other.uid.clone()]);
             }
         }
-        let needed = || added.iter().filter(|pod| !spared.contains(&pod.uid));
-        let count = needed().filter(|pod| is_protected(pod)).count();
-        Some(Victims {
-            uids: needed().map(|pod| pod.uid.clone()).collect(),
-            protected: i64::try_from(count).unwrap_or(i64::MAX),
-        })
+        let needed = added.into_iter().filter(|pod| !spared.contains(&pod.uid));
+        let needed: Vec<_> = needed.cloned().collect();
+        let broken = needed.iter().filter(|pod| is_protected(pod)).count();
+        let rank = Rank::of(&needed, broken);
+        let plan = victims
+            .is_empty()
+            .then(|| self.plan_preempt(pod, name, budget));
+        let (uids, rank) = match plan.flatten() {
+            // Pods that leave make the room.
+            Some(plan) if plan.waits_for.is_empty() => return None,
+            Some(plan) if plan.rank < rank => (plan.waits_for, plan.rank),
+            _ => (needed.iter().map(|pod| pod.uid.clone()).collect(), rank),
+        };
+        let protected = rank.broken();
+        Some(Victims { uids, protected })
     }
 }

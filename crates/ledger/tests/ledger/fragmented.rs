@@ -397,14 +397,18 @@ fn against_every_set(random: &mut Random) -> bool {
         }
     }
     let asked = 3 + random.below(8);
-    ledger.apply_pod(waits("p", asked * 10));
+    let p = waits("p", asked * 10);
+    ledger.apply_pod(p.clone());
     offer_all(&mut ledger, at(0));
+    // From Kubernetes 1.38 on kube-scheduler asks this, and takes the best node by its order.
+    let asked_for =
+        ["a", "b"].map(|node| ledger.preempt(&p, node, &[], &mut ledger.budget(), at(0)));
     ledger.fragmented(at(0));
     ledger.fragmented(at(3));
     let chosen = victims(&ledger, "p", 3);
-    let of_uid = |uid: &String| taken.get(uid.trim_start_matches('v').parse::<usize>().ok()?);
+    let of_uid = |uid: &str| taken.get(uid.trim_start_matches('v').parse::<usize>().ok()?);
     let count = chosen.len();
-    let chosen: Vec<&Held> = chosen.iter().filter_map(of_uid).collect();
+    let chosen: Vec<&Held> = chosen.iter().filter_map(|uid| of_uid(uid)).collect();
     assert_eq!(chosen.len(), count, "all are ours");
     let room = |gone: &[&Held]| {
         (0..4).any(|card| {
@@ -425,25 +429,36 @@ fn against_every_set(random: &mut Random) -> bool {
         assert!(chosen.is_empty(), "no pod must end: {chosen:?}");
         return false;
     }
-    assert!(room(&chosen), "too few: {chosen:?} of {taken:?}");
-    assert!(chosen.iter().all(|it| it.2 < 10 && !short(it.0 / 2)));
-    for spared in 0..chosen.len() {
-        let mut rest = chosen.clone();
-        rest.remove(spared);
-        assert!(!room(&rest), "{:?} is not needed", chosen[spared]);
-    }
-    let highest = chosen.iter().map(|it| it.2).max();
-    for set in 0..1u32 << ours.len() {
-        let of_set = ours.iter().enumerate();
-        let of_set = of_set.filter(|(at, _)| set & (1 << at) != 0);
-        let set: Vec<&Held> = of_set.map(|(_, it)| *it).collect();
-        if room(&set) {
-            let other = set.iter().map(|it| it.2).max();
-            assert!(highest <= other, "{set:?} is better than {chosen:?}");
-            // Where one pod is enough, no other is better by the whole order.
-            if set.len() == 1 && chosen.len() == 1 {
-                let better = order(&set) < order(&chosen);
-                assert!(!better, "{set:?} is better than {chosen:?}");
+    let of_node = asked_for
+        .into_iter()
+        .enumerate()
+        .filter(|(node, _)| !short(*node));
+    let of_node = of_node.filter_map(|(_, it)| it);
+    let of_node = of_node.map(|it| it.uids.iter().filter_map(|uid| of_uid(uid)).collect());
+    let by_scheduler: Vec<&Held> = of_node
+        .min_by_key(|it: &Vec<_>| order(it))
+        .unwrap_or_default();
+    for chosen in [chosen, by_scheduler] {
+        assert!(room(&chosen), "too few: {chosen:?} of {taken:?}");
+        assert!(chosen.iter().all(|it| it.2 < 10 && !short(it.0 / 2)));
+        for spared in 0..chosen.len() {
+            let mut rest = chosen.clone();
+            rest.remove(spared);
+            assert!(!room(&rest), "{:?} is not needed", chosen[spared]);
+        }
+        let highest = chosen.iter().map(|it| it.2).max();
+        for set in 0..1u32 << ours.len() {
+            let of_set = ours.iter().enumerate();
+            let of_set = of_set.filter(|(at, _)| set & (1 << at) != 0);
+            let set: Vec<&Held> = of_set.map(|(_, it)| *it).collect();
+            if room(&set) {
+                let other = set.iter().map(|it| it.2).max();
+                assert!(highest <= other, "{set:?} is better than {chosen:?}");
+                // Where one pod is enough, no other is better by the whole order.
+                if set.len() == 1 && chosen.len() == 1 {
+                    let better = order(&set) < order(&chosen);
+                    assert!(!better, "{set:?} is better than {chosen:?}");
+                }
             }
         }
     }

@@ -43,6 +43,11 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
+    /// How many of the victims a disruption budget protects.
+    pub(crate) fn broken(&self) -> i64 {
+        i64::try_from(self.broken).unwrap_or(i64::MAX)
+    }
+
     pub(crate) fn of(victims: &[Arc<PodFacts>], broken: usize) -> Self {
         let priorities = || victims.iter().map(|pod| pod.priority);
         let highest = priorities().max();
