@@ -146,9 +146,9 @@ pub(super) async fn remove_all(client: &Client) -> Result<usize, AskError> {
     let removals = removals.map(|rule| async move { remove(api, &rule).await });
     let removals: Vec<_> = removals.collect();
     let removed = stream::iter(removals).buffer_unordered(WIDTH);
-    let failed = removed.filter_map(async |it| it.err()).collect::<Vec<_>>();
+    let removed: Vec<_> = removed.collect().await;
     // One that has changed is read again.
-    let mut failed = failed.await.into_iter();
+    let mut failed = removed.into_iter().filter_map(Result::err);
     match failed.find(|error| error.status() != Some(409)) {
         Some(error) => Err(error),
         None => Ok(left.len()),
