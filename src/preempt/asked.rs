@@ -1,6 +1,7 @@
 //! About which nodes does kube-scheduler ask for victims? From Kubernetes 1.38 on also about nodes that its own filters
 //! pass without one (kubernetes/kubernetes#135486), unless this filter refuses them for good.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,16 +32,19 @@ pub(crate) async fn run(app: Arc<App>) {
 
 type Refused<'a> = Vec<(&'a str, Reason)>;
 
-/// The refused nodes about which kube-scheduler is to ask, and the others.
+/// The refused nodes about which kube-scheduler is to ask, and the others. None while pods that are leaving make the room.
 pub(crate) fn part<'a>(app: &App, pod: &PodFacts, refused: Refused<'a>) -> [Refused<'a>; 2] {
     let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
     let asks = app.asks.load(Ordering::Relaxed) && ledger.may_preempt_fragmented(pod, now);
-    let helps = |(name, why): &(&str, Reason)| {
-        let helps = asks && why.is_cured_by_evictions();
-        helps && !ledger.evictable(name, pod.priority).is_empty()
-    };
-    refused
-        .into_iter()
-        .partition::<Refused<'a>, _>(helps)
-        .into()
+    let cured = refused
+        .iter()
+        .filter(|(_, why)| asks && why.is_cured_by_evictions());
+    let mut cured: HashSet<&str> = cured.map(|(name, _)| *name).collect();
+    match ledger.room_comes(pod, &cured, now) {
+        true => cured.clear(),
+        false => cured.retain(|name| !ledger.evictable(name, pod.priority).is_empty()),
+    }
+    let helps = |(name, _): &(&str, Reason)| cured.contains(name);
+    let parts = refused.into_iter().partition::<Refused<'a>, _>(helps);
+    parts.into()
 }

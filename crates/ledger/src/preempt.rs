@@ -1,5 +1,6 @@
 //! Would a node do once its victims are gone, and who else would have to go?
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,17 @@ impl Ledger {
             return false;
         }
         is_on && self.sight(now).may_evict_for(Cause::Preempt, pod)
+    }
+
+    /// Do pods that are leaving make room for the pod on one of these nodes?
+    pub fn room_comes(&self, pod: &PodFacts, nodes: &HashSet<&str>, now: Duration) -> bool {
+        let (sight, mut budget) = (self.sight(now), Budget::of_look());
+        nodes.iter().any(|name| {
+            let (leaving, mut trial) = (sight.leaving(name), sight.trial());
+            let some = !leaving.is_empty();
+            trial.leave(leaving);
+            some && trial.fits(pod, name, Host::Whole, &mut budget) == Some(true)
+        })
     }
 
     /// The pods of lower priority that hold GPU memory on a node and are not leaving already: [`Ledger::preempt`] may

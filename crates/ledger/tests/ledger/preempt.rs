@@ -228,3 +228,26 @@ fn kube_scheduler_gets_victims_by_the_switches_and_asks_again_in_time() {
         assert_eq!(ledger.may_preempt_fragmented(&pod, at(1)), may, "{age}");
     }
 }
+
+#[test]
+fn room_comes_where_a_pod_that_is_leaving_is_all_that_is_in_the_way() {
+    let leaves = |uid: &str, card: &str| PodFacts {
+        deleting: true,
+        gone_by: Some(1_000),
+        ..holder(uid, card, 60, 0, 0)
+    };
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100]), ("c", &[100])]);
+    ledger.apply_pod(leaves("x", "a-0"));
+    ledger.apply_pod(leaves("y", "b-0"));
+    ledger.apply_pod(holder("z", "b-0", 40, 0, 0));
+    ledger.apply_pod(holder("low", "c-0", 60, 0, 0));
+    let comes = |ledger: &Ledger, nodes: &[&str]| {
+        ledger.room_comes(&waits("p", 80), &nodes.iter().copied().collect(), at(0))
+    };
+    ledger.tell_time(1_000);
+    assert!(comes(&ledger, &["c", "a"]));
+    assert!(!comes(&ledger, &["b", "c"]));
+    // One that should be gone does not count.
+    ledger.tell_time(1_060);
+    assert!(!comes(&ledger, &["c", "a"]));
+}
