@@ -69,6 +69,7 @@ IN_PART := $(if $(filter lanes,$(PART)),$(LANES),$(if $(filter others,$(PART)),$
 .PHONY: test-cluster
 test-cluster: ## Run the tests on a real Kubernetes control plane (KUBERNETES=1.37: on that one)
 	@tests/prerequisites.sh control-plane helm
+	@tests/programs.sh gpustow-agent
 	@GPUSTOW_ROUNDS=$(ROUNDS) $(REPORT) "make test-cluster" "make test-node adds the tests on a real kubelet." \
 	    $(CARGO) test --workspace --locked --test integration --test testkit --test simulate -- \
 	    --test-threads 3 $(IN_PART) $(patsubst %,--skip %,$(NOT_CLUSTER))
