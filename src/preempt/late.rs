@@ -145,14 +145,15 @@ impl Doubt {
     }
 }
 
-/// The node that kube-scheduler nominated the pod to, by its copy or ours, the one where the extender has others
-/// disrupted for it, or the one where its nomination ended lately.
+/// The node that kube-scheduler nominated the pod to by its copy, the one where the extender has others disrupted for the
+/// pod, the one where its nomination ended lately, or the nominated one by our copy.
 fn nominated(app: &App, pod: &PodFacts) -> Option<Arc<str>> {
     let (now, ledger) = (app.ledger.now(), app.ledger.lock());
-    let known = || ledger.pod(&pod.uid)?.nominated.clone();
-    let nominated = pod.nominated.clone().or_else(known);
+    let nominated = pod.nominated.clone();
     let nominated = nominated.or_else(|| ledger.disrupted_on(&pod.uid));
-    nominated.or_else(|| ledger.expected_on(&pod.uid, now))
+    let nominated = nominated.or_else(|| ledger.expected_on(&pod.uid, now));
+    // Our copy can be older than the end of its nomination.
+    nominated.or_else(|| ledger.pod(&pod.uid)?.nominated.clone())
 }
 
 /// The node on which the pod fits without further victims, now or as soon as its earlier victims are gone.
