@@ -42,7 +42,10 @@ impl World {
             self.pass(STEP).await?;
         }
         // The replica that is asked has taken over, though a list that it sent in the last trouble may be late.
-        if self.has_room(SMALL) {
+        // A pod that waits may come first, before the probe is seen. One that hangs then never leaves.
+        let hangs = |pod: &crate::server::Copy| hangs(pod) && !pod["spec"]["nodeName"].is_string();
+        let any_hangs = locked(&self.server).all(Kind::Pod).any(hangs);
+        if self.has_room(SMALL) && !any_hangs {
             let name = self.probe_with(SMALL, 1, PRIORITY);
             self.bound_within(&name, REFENCED, "it fits").await?;
         }
