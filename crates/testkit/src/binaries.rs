@@ -1,6 +1,6 @@
 //! The Kubernetes that is run: the minor that KUBERNETES names, built if need be.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,12 +21,17 @@ pub(crate) async fn binaries() -> Result<Binaries> {
         "/../../tests/control-plane/build.sh"
     );
     let bin = PathBuf::from(output(Command::new(script)).await?);
-    let mut version = Command::new(bin.join("kube-apiserver"));
+    let minor = minor_of(&bin, "kube-apiserver").await?;
+    Ok(Binaries { bin, minor })
+}
+
+/// The minor version of this program of Kubernetes 1.
+pub(crate) async fn minor_of(bin: &Path, program: &str) -> Result<u32> {
+    let mut version = Command::new(bin.join(program));
     version.arg("--version");
     let version = output(version).await?;
     let minor = version.split('.').nth(1).and_then(|it| it.parse().ok());
-    let minor = minor.with_context(|| format!("not a version: {version}"))?;
-    Ok(Binaries { bin, minor })
+    minor.with_context(|| format!("not a version: {version}"))
 }
 
 /// The minor version of the Kubernetes 1 that the tests run, without starting it.

@@ -19,7 +19,7 @@ use kube::{Client, Config, CustomResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::binaries::{Binaries, Feature, admission, binaries};
+use crate::binaries::{Binaries, Feature, admission, binaries, minor_of};
 use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
@@ -155,6 +155,14 @@ impl ControlPlane {
     #[must_use]
     pub fn minor(&self) -> u32 {
         self.minor
+    }
+
+    /// That of its kube-scheduler, which can be a minor newer in the tests.
+    ///
+    /// # Errors
+    /// If the program does not run.
+    pub async fn scheduler_minor(&self) -> Result<u32> {
+        minor_of(&self.bin, "kube-scheduler").await
     }
 
     /// Has `process` end with this control plane.
