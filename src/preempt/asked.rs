@@ -1,7 +1,6 @@
 //! About which nodes does kube-scheduler ask for victims? From Kubernetes 1.38 on also about nodes that its own filters
 //! pass without one (kubernetes/kubernetes#135486), unless this filter refuses them for good.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -34,17 +33,19 @@ type Refused<'a> = Vec<(&'a str, Reason)>;
 
 /// The refused nodes about which kube-scheduler is to ask, and the others. None while pods that are leaving make the room.
 pub(crate) fn part<'a>(app: &App, pod: &PodFacts, refused: Refused<'a>) -> [Refused<'a>; 2] {
-    let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
-    let asks = app.asks.load(Ordering::Relaxed) && ledger.may_preempt_fragmented(pod, now);
-    let cured = refused
-        .iter()
-        .filter(|(_, why)| asks && why.is_cured_by_evictions());
-    let mut cured: HashSet<&str> = cured.map(|(name, _)| *name).collect();
-    match ledger.room_comes(pod, &cured, now) {
-        true => cured.clear(),
-        false => cured.retain(|name| !ledger.evictable(name, pod.priority).is_empty()),
+    if !app.asks.load(Ordering::Relaxed) {
+        return [Vec::new(), refused];
     }
-    let helps = |(name, _): &(&str, Reason)| cured.contains(name);
-    let parts = refused.into_iter().partition::<Refused<'a>, _>(helps);
-    parts.into()
+    let (now, mut ledger) = (app.ledger.now(), app.ledger.lock());
+    let is_cured = |(_, why): &(&str, Reason)| why.is_cured_by_evictions();
+    let (mut cured, mut others): (Refused<'a>, Refused<'a>) =
+        refused.into_iter().partition(is_cured);
+    let may = ledger.may_preempt_fragmented(pod, now);
+    if may && !ledger.room_comes(pod, cured.iter().map(|(name, _)| *name), now) {
+        let stays = |it: &mut (&str, Reason)| ledger.evictable(it.0, pod.priority).is_empty();
+        others.extend(cured.extract_if(.., stays));
+        return [cured, others];
+    }
+    others.extend(cured);
+    [Vec::new(), others]
 }

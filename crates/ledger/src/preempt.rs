@@ -1,6 +1,5 @@
 //! Would a node do once its victims are gone, and who else would have to go?
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +23,21 @@ impl Ledger {
     }
 
     /// Do pods that are leaving make room for the pod on one of these nodes?
-    pub fn room_comes(&self, pod: &PodFacts, nodes: &HashSet<&str>, now: Duration) -> bool {
+    pub fn room_comes<'a>(
+        &self,
+        pod: &PodFacts,
+        mut nodes: impl Iterator<Item = &'a str>,
+        now: Duration,
+    ) -> bool {
         let (sight, mut budget) = (self.sight(now), Budget::of_look());
-        nodes.iter().any(|name| {
-            let (leaving, mut trial) = (sight.leaving(name), sight.trial());
-            let some = !leaving.is_empty();
+        nodes.any(|name| {
+            let leaving = sight.leaving(name);
+            if leaving.is_empty() {
+                return false;
+            }
+            let mut trial = sight.trial();
             trial.leave(leaving);
-            some && trial.fits(pod, name, Host::Whole, &mut budget) == Some(true)
+            trial.fits(pod, name, Host::Whole, &mut budget) == Some(true)
         })
     }
 

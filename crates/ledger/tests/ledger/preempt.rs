@@ -242,7 +242,7 @@ fn room_comes_where_a_pod_that_is_leaving_is_all_that_is_in_the_way() {
     ledger.apply_pod(holder("z", "b-0", 40, 0, 0));
     ledger.apply_pod(holder("low", "c-0", 60, 0, 0));
     let comes = |ledger: &Ledger, nodes: &[&str]| {
-        ledger.room_comes(&waits("p", 80), &nodes.iter().copied().collect(), at(0))
+        ledger.room_comes(&waits("p", 80), nodes.iter().copied(), at(0))
     };
     ledger.tell_time(1_000);
     assert!(comes(&ledger, &["c", "a"]));
