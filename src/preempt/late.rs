@@ -209,7 +209,7 @@ pub(crate) async fn fits_without_victims(
 }
 
 /// Asks the API server which pods are still on a node, and reads the others again for the ledger. Returns the pods that
-/// are being deleted and not overdue.
+/// are gone, or are being deleted and not overdue.
 async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
     let (lacks_report, known) = {
         let (now, ledger) = (app.ledger.now(), app.ledger.lock());
@@ -236,16 +236,17 @@ async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
         .collect();
     let mut gone = known;
     gone.retain(|pod| !there.contains(&*pod.uid));
+    let uids: Vec<Arc<str>> = gone.iter().map(|pod| pod.uid.clone()).collect();
     let rereads = stream::iter(gone).map(async |pod| reread(app, &pod).await);
     rereads.buffer_unordered(WIDTH).try_collect::<()>().await?;
     let now = Timestamp::now().as_second();
     let patience = i64::try_from(PATIENCE.as_secs()).unwrap_or(0);
-    let leaving = listed.iter().filter(|pod| {
-        let gone_by = gone_by(&pod.metadata);
-        gone_by.is_some_and(|by| now.saturating_sub(by) < patience)
-    });
+    let is_due = |by: i64| now.saturating_sub(by) < patience;
+    let leaving = listed.iter();
+    let leaving = leaving.filter(|pod| gone_by(&pod.metadata).is_some_and(is_due));
     let leaving = leaving.filter_map(|pod| pod.metadata.uid.as_deref());
-    Ok(leaving.map(Arc::from).collect())
+    // A watch that is late brings a pod back that is gone.
+    Ok(leaving.map(Arc::from).chain(uids).collect())
 }
 
 /// Passes the node's report to the ledger if the API server has a newer one.
