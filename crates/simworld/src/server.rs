@@ -200,7 +200,7 @@ impl Server {
     pub fn replace(&mut self, key: Key, mut object: Value) -> Answer {
         let now = self.get(&key)?;
         preconditions(&object["metadata"], &now)?;
-        for field in ["uid", "creationTimestamp"] {
+        for field in ["uid", "creationTimestamp", "namespace"] {
             object["metadata"][field] = now["metadata"][field].clone();
         }
         self.written(key, object)
