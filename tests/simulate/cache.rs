@@ -9,9 +9,12 @@ use tokio::time::Instant;
 
 use crate::check::gated;
 use crate::preempt::{nominated, priority};
-use crate::scheduler::{BACKOFF, uid};
+use crate::scheduler::uid;
 use crate::server::Copy;
 
+/// As in scheduler-config.
+const BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// podMaxInUnschedulablePodsDuration.
 const FLUSH: Duration = Duration::from_secs(300);
 
@@ -35,6 +38,11 @@ impl Place {
             Self::Assumed => None,
         }
     }
+}
+
+/// How long a pod rests after its last try.
+pub(crate) fn backoff(tries: u32) -> Duration {
+    (BACKOFF * 2_u32.pow(tries.clamp(1, 4) - 1)).min(MAX_BACKOFF)
 }
 
 /// May it look at the pod, if that waits?
@@ -66,11 +74,11 @@ impl Cache {
         }
     }
 
-    /// An event has happened that may let refused pods in.
+    /// An event has happened that may let refused pods in, after their rests, which began when they were refused.
     pub(crate) fn wake(&mut self) {
-        for (place, _) in self.places.values_mut() {
-            if let Place::Refused(_) = place {
-                *place = Place::Queued(Instant::now() + BACKOFF);
+        for (place, tries) in self.places.values_mut() {
+            if let Place::Refused(since) = *place {
+                *place = Place::Queued(Instant::now().max(since + backoff(*tries)));
             }
         }
     }

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::autoscaler::{allows, is_placeholder};
-use crate::cache::{Cache, Place};
+use crate::cache::{Cache, Place, backoff};
 use crate::check::{ended, group, pod_group, rejects};
 use crate::net::{Link, Mode, Shared, locked};
 use crate::preempt::{nominated, priority};
@@ -27,9 +27,6 @@ use crate::probes::PRIORITY;
 use crate::server::{Copy, Kind};
 use crate::story::Story;
 
-/// As in scheduler-config.
-pub(crate) const BACKOFF: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// The coscheduling plugin's permitWaitingTimeSeconds.
 const GROUP: Duration = Duration::from_secs(60);
 /// Between two looks, at most, when something has happened.
@@ -330,8 +327,7 @@ impl Scheduler {
             .places
             .get(&uid(pod))
             .map_or(0, |it| it.1);
-        let pause = (BACKOFF * 2_u32.pow(tries.min(3))).min(MAX_BACKOFF);
-        self.put(pod, Place::Queued(Instant::now() + pause));
+        self.put(pod, Place::Queued(Instant::now() + backoff(tries + 1)));
     }
 
     async fn schedule(self: Arc<Self>, pod: Copy) {
