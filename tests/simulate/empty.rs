@@ -110,6 +110,8 @@ impl World {
             if takes_over && !locked(&self.server).disruptions.emptied.is_empty() {
                 takes_over = false;
                 self.tell("the other replica takes over");
+                // It does not know of pods that have left: their replacements may come back, and leave again.
+                locked(&self.server).disruptions.emptied.clear();
                 for replica in &self.replicas {
                     replica.lead(!replica.leads());
                 }

@@ -208,11 +208,12 @@ impl World {
     /// etcd is restored and versions are used again. The leading extender is not restarted, and finds a pod unbound
     /// that it knows as bound. Its ledger keeps nothing of the lost state.
     async fn probe_restored(&mut self) -> Result<()> {
-        if !self.has_room(2 * SMALL) {
-            return Ok(());
-        }
         let mut names = Vec::new();
         for _ in 0..2 {
+            // A pod that waits may have taken the rest meanwhile.
+            if !self.has_room(SMALL) {
+                return Ok(());
+            }
             let name = self.probe_with(SMALL, 1, PRIORITY);
             self.bound_within(&name, PLACED, "it fits").await?;
             names.push(name);
@@ -276,12 +277,11 @@ impl World {
     fn fragmented(&self) -> Option<u64> {
         let nodes = self.cards();
         let server = locked(&self.server);
-        let bound =
-            |pod: &&crate::server::Copy| pod["spec"]["nodeName"].is_string() && !check::ended(pod);
-        let mut all = server.all(Kind::Pod).filter(bound);
+        let mut all = server.all(Kind::Pod).filter(|pod| !check::ended(pod));
+        let bound = |pod: &Value| pod["spec"]["nodeName"].is_string();
         let leaves = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
-        // Which of them would hang the ledger cannot know.
-        if all.any(|pod| hangs(pod) && !leaves(pod) || priority(pod) >= PRIORITY)
+        // Which of them would hang the ledger cannot know. One that waits may be bound first.
+        if all.any(|pod| hangs(pod) && !leaves(pod) || bound(pod) && priority(pod) >= PRIORITY)
             || !starving(&server, false).is_empty()
         {
             return None;
