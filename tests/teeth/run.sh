@@ -31,7 +31,7 @@ for patch; do
         echo "NOT FOUND  $name: $(head -n 1 "$patch")"
         missed=1
     elif seed=$(sed -n 's/.*make simulate SEED=\([0-9]*\).*/\1/p' "$log") && [ -n "$seed" ]; then
-        echo "found      $name, by the world of seed $seed: $(sed -n '/^Error: \("\|[0-9]\)/s/^Error: //p' "$log" | cut -c 1-90)"
+        echo "found      $name, by the world of seed $seed: $(sed -n 's/^Error: //p' "$log" | tail -n 1 | cut -c 1-90)"
     elif seed=$(sed -n 's/^seed \([0-9]*\): .*/\1/p' "$log") && [ -n "$seed" ]; then
         echo "found      $name, at history $seed: $(sed -n 's/^seed [0-9]*: //p' "$log" | cut -c 1-90)"
     elif case=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log") && [ -n "$case" ]; then
