@@ -41,15 +41,12 @@ impl Known<'_> {
             Holder::Pod(uid) => *uid != pod.uid && self.books.assumed(uid).is_none(),
             Holder::Replacement(_) => !self.earmarks.is_replaced_by(holder, pod),
         };
-        let others = self
-            .earmarks
-            .holders(name)
-            .filter(counts)
-            .filter_map(|holder| {
-                let earmark = self.earmarks.earmark_of(holder);
-                let pod = self.earmarks.pod_of(holder, self.books)?;
-                Some(Other { pod, earmark })
-            });
+        let others = self.earmarks.holders(name).filter(counts);
+        let others = others.filter_map(|holder| {
+            let earmark = self.earmarks.earmark_of(holder);
+            let pod = self.earmarks.pod_of(holder, self.books)?;
+            Some(Other { pod, earmark })
+        });
         // Room for which a pod was woken is not for pods of lower priority. Among equals the first that asks gets it.
         let woken = self.woken_for(name);
         let woken = woken.filter_map(|uid| self.books.pod(uid));
@@ -99,30 +96,35 @@ impl<'k> Trial<'k> {
     ) -> Result<bool, Reason> {
         let others = self.known.others_kept(name, asker);
         let mut kept: Vec<_> = others.filter(|it| !self.has_left(&it.pod.uid)).collect();
-        if kept.is_empty() {
-            return Ok(false);
-        }
         kept.sort_unstable_by_key(|it| (Reverse(it.pod.priority), it.pod.created, &it.pod.uid));
-        let mut later = self.once_left(name, &kept);
-        let spot = later.spot(name, asker, budget)?;
-        if self.starts {
-            // Current starts are over by then; the pods for which room is kept start.
-            later.count_starts(spot);
+        let is_kept = !kept.is_empty();
+        // Reclaimed memory covers no needs of other pods than those for which it is reclaimed: it may not come back.
+        let mut others = kept.clone();
+        others.retain(|it| it.reclaim().is_none());
+        let all = (others.len() < kept.len()).then_some(kept);
+        let others = Some(others).filter(|it| !it.is_empty());
+        for kept in others.into_iter().chain(all) {
+            let mut later = self.once_left(name, &kept);
+            let spot = later.spot(name, asker, budget)?;
+            if self.starts {
+                // Current starts are over by then; the pods for which room is kept start.
+                later.count_starts(spot);
+            }
+            for Other { pod, earmark } in kept {
+                let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+                    Some(earmark) => node.charges(earmark.cards()),
+                    // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
+                    None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
+                        Ok(choice) => choice.placement.charges,
+                        Err(Reason::NotYet) => return Err(Reason::NotYet),
+                        Err(_) => continue,
+                    },
+                };
+                later.take_at(spot, pod, &charges);
+            }
+            left.cap(later.at(spot));
         }
-        for Other { pod, earmark } in kept {
-            let charges = match earmark.filter(|it| !it.cards().is_empty()) {
-                Some(earmark) => node.charges(earmark.cards()),
-                // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
-                None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
-                    Ok(choice) => choice.placement.charges,
-                    Err(Reason::NotYet) => return Err(Reason::NotYet),
-                    Err(_) => continue,
-                },
-            };
-            later.take_at(spot, pod, &charges);
-        }
-        left.cap(later.at(spot));
-        Ok(true)
+        Ok(is_kept)
     }
 
     /// This what-if after pods have left the node, for a `kept` pod or anyway, and borrowers have returned reclaimed
@@ -134,10 +136,9 @@ impl<'k> Trial<'k> {
         };
         let called = kept.iter().filter_map(Other::reclaim).flat_map(|earmark| {
             let back = earmark.waits_for().iter().filter(|uid| !stays(uid));
-            let cards = earmark.cards().iter();
-            cards.flat_map(move |(card, _)| {
-                let back = back.clone();
-                back.map(|uid| (card.clone(), Some(uid.clone())))
+            back.flat_map(move |uid| {
+                let cards = earmark.cards().iter();
+                cards.map(move |(card, _)| (card.clone(), Some(uid.clone())))
             })
         });
         let mut later = self.known.trial().keeping_nothing();

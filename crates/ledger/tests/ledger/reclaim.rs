@@ -105,6 +105,21 @@ fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
 }
 
 #[test]
+fn room_of_a_nominated_pod_is_kept_though_memory_is_reclaimed_for_another() {
+    let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    assert_eq!(refused(&mut ledger, &pod("p", 50), 0), [Reason::Reclaimed]);
+    assert_eq!(victims(&ledger, 0), [is("p", "greedy", 60)]);
+    ledger.apply_pod(PodFacts {
+        nominated: Some("a".into()),
+        ..with_priority(1, pod("first", 8))
+    });
+    // 10 are free, and the memory of `greedy` may not come back.
+    assert!(choose(&mut ledger, &pod("q", 5), &["a"], at(1)).is_empty());
+    assert_eq!(choose(&mut ledger, &pod("r", 2), &["a"], at(1)), ["a"]);
+}
+
+#[test]
 fn reclaim_does_nothing_unless_it_is_configured() {
     let mut ledger = crate::build::ledger(&[("a", &[CARD])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
