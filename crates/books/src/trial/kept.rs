@@ -99,10 +99,10 @@ impl<'k> Trial<'k> {
         kept.sort_unstable_by_key(|it| (Reverse(it.pod.priority), it.pod.created, &it.pod.uid));
         let is_kept = !kept.is_empty();
         // Reclaimed memory covers no needs of other pods than those for which it is reclaimed: it may not come back.
-        let mut others = kept.clone();
-        others.retain(|it| it.reclaim().is_none());
-        let all = (others.len() < kept.len()).then_some(kept);
-        let others = Some(others).filter(|it| !it.is_empty());
+        let reclaims = kept.iter().any(|it| it.reclaim().is_some());
+        let all = reclaims.then(|| kept.clone());
+        kept.retain(|it| it.reclaim().is_none());
+        let others = Some(kept).filter(|it| !it.is_empty());
         for kept in others.into_iter().chain(all) {
             let mut later = self.once_left(name, &kept);
             let spot = later.spot(name, asker, budget)?;
