@@ -120,9 +120,10 @@ impl World {
             self.now += Duration::from_secs(1);
             self.wake(64)?;
             // kube-scheduler does not know a node whose Node is gone.
-            let exists = |name: &str| self.server.nodes.get(name) == Some(&true);
             let fits = |known: &Arc<PodFacts>| {
-                let on = |name: &&str| exists(name) && self.fits_on(&self.ledger, known, name);
+                let on = |name: &&str| {
+                    self.server.has_node(name) && self.fits_on(&self.ledger, known, name)
+                };
                 NODES.iter().any(on)
             };
             let fitting = self.untold().into_iter().filter(fits);

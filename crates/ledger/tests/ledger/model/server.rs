@@ -148,6 +148,11 @@ impl Server {
         }
     }
 
+    /// Does it have the Node, whatever the watch has shown?
+    pub(super) fn has_node(&self, name: &str) -> bool {
+        self.nodes.get(name) == Some(&true)
+    }
+
     pub(super) fn set_node(&mut self, name: &'static str, present: bool) {
         self.nodes.insert(name, present);
         self.node_watch.push_back(NodeEvent::Node(name, present));

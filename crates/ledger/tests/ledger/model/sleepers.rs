@@ -125,6 +125,6 @@ impl World {
 
     /// Is the node there, with an agent that reports the use of its pods?
     fn is_there(&self, name: &str) -> bool {
-        self.server.nodes.get(name) == Some(&true) && self.is_fresh(name) && self.is_readable(name)
+        self.server.has_node(name) && self.is_fresh(name) && self.is_readable(name)
     }
 }
