@@ -381,8 +381,9 @@ impl Earmarks {
         if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
             self.freed.push((node.clone(), false));
         }
-        // A gang may be given up after some of its pods have reserved.
-        if self.earmark(uid).is_none_or(|it| it.gang().is_none()) {
+        // A gang may be given up after some of its pods have reserved. A pod that has waited long may not be bound there.
+        let outlasts = |it: &Earmark| it.gang().is_some() || it.cause == Cause::Reserve;
+        if !self.earmark(uid).is_some_and(outlasts) {
             self.end(uid, Ended::Taken, books);
         }
     }

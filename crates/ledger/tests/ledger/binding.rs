@@ -1,9 +1,11 @@
 //! From the reservation to the bound pod, with outcomes late, lost and doubled.
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
+use gpustow_ledger::{Ask, BindRefusal, Config, Outcome, Reason};
 
-use crate::build::{ask, assumed, at, bound, choose, free, ledger, pod};
+use crate::act::Act as _;
+use crate::build::{ask, asking, assumed, at, bound, choose, free, ledger, pod};
+use crate::reservations::{AFTER, keep, keeping};
 
 #[test]
 fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
@@ -158,4 +160,31 @@ fn a_pod_that_finds_its_node_full_at_its_bind_is_soon_sent_to_one_node_alone() {
     }
     let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;
     assert_eq!(nodes.len(), 1);
+}
+
+#[test]
+fn reservation_lasts_until_the_bind_though_a_refusal_before_the_offer_is_shown_late() {
+    let mut ledger = keeping(&[("a", 2)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 100));
+    let large = asking("large", &[(2, 100)]);
+    ledger.apply_pod(large.clone());
+    assert_eq!(choose(&mut ledger, &large, &["a"], at(0)), [""; 0]);
+    keep(&mut ledger, AFTER);
+    let later = pod("later", 100);
+    ledger.apply_pod(later.clone());
+    assert_eq!(choose(&mut ledger, &later, &["a"], at(AFTER)), [""; 0]);
+
+    ledger.delete_pod("one");
+    assert_eq!(choose(&mut ledger, &large, &["a"], at(AFTER)), ["a"]);
+    keep(&mut ledger, 2 * AFTER);
+    let refused = PodFacts {
+        waiting: true,
+        refusal: 1,
+        ..large.clone()
+    };
+    ledger.apply_pod(refused);
+    assert_eq!(choose(&mut ledger, &later, &["a"], at(AFTER)), [""; 0]);
+    assert!(ledger.begin_bind(&large, "a", at(AFTER)).is_ok());
+    ledger.end_bind(&large, Outcome::Bound, at(AFTER));
+    assert!(ledger.reservations().is_empty());
 }

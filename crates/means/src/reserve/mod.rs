@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
-use gpustow_books::{Budget, Cause, Config, Ended, HashMap, Turn, Uid};
+use gpustow_books::{Budget, Cause, Config, Earmark, Ended, HashMap, Turn, Uid};
 use gpustow_pack::Mib;
 
 use super::round::{Candidate, Offer, Round};
@@ -97,7 +97,7 @@ impl Means for Reserve {
     fn reserved(&self, sight: &Sight<'_>) -> Vec<Reserved> {
         let all = sight.earmarks.all_of(Cause::Reserve).into_iter();
         let all = all.filter_map(|uid| {
-            let earmark = sight.earmarks.find(&uid, Cause::Reserve)?;
+            let earmark = sight.reservation(&uid)?;
             let until = earmark.until();
             let free = self.free.get(&uid);
             let victims = earmark.waits_for().iter();
@@ -229,23 +229,20 @@ impl Reserve {
     /// Ends reservations of pods that changed, or on nodes that take them no more.
     fn end_unfit_reservations(&mut self, parts: &mut Parts) {
         for uid in parts.earmarks.all_of(Cause::Reserve) {
-            let Some(earmark) = parts.earmarks.find(&uid, Cause::Reserve) else {
+            let sight = parts.sight();
+            let Some(earmark) = sight.reservation(&uid) else {
                 continue;
             };
             let (name, cards) = (earmark.node(), earmark.cards());
-            let pod = parts.books.pod(&uid).filter(|pod| pod.may_be_placed());
-            let Some(pod) = pod else {
+            let Some(pod) = parts.books.pod(&uid).filter(|pod| pod.may_be_placed()) else {
                 parts.end(&uid, Ended::Gone);
                 continue;
             };
             let fits = || {
                 let request = pod.asks.request().filter(|it| earmark.is_for(it))?;
                 let node = parts.books.node(name)?;
-                parts.sight().check(name).ok()?;
-                parts
-                    .sight()
-                    .admits(name, node, pod, request)
-                    .then_some(())?;
+                sight.check(name).ok()?;
+                sight.admits(name, node, pod, request).then_some(())?;
                 let charges = node.charges(cards);
                 let good = |&(card, mib): &(usize, Mib)| {
                     let card = node.view().cards.get(card);
@@ -262,7 +259,6 @@ impl Reserve {
                 continue;
             };
             let charges = node.charges(cards);
-            let sight = parts.sight();
             let ends = sight.ends(name, node, pod, &charges);
             if ends.are_over() && !sight.is_awaited_by_gang(pod) {
                 self.wait_for_pod(parts, &uid);
@@ -284,7 +280,7 @@ impl Reserve {
         let found = self.compared.go_on(
             &mut budget,
             |uid| {
-                let here = sight.earmarks.find(uid, Cause::Reserve)?.node();
+                let here = sight.reservation(uid)?.node();
                 let mut others = sight.node_names();
                 others.retain(|name| name != here);
                 Some(others)
@@ -349,7 +345,13 @@ fn cards_of(pod: &PodFacts) -> usize {
     claims.map(|claim| claim.gpus as usize).sum()
 }
 
-impl Sight<'_> {
+impl<'k> Sight<'k> {
+    /// The pod's reservation, unless the pod holds memory: then the reservation only outlasts the offer until the bind.
+    pub(super) fn reservation(&self, uid: &str) -> Option<&'k Earmark> {
+        let open = self.books.assumed(uid).is_none();
+        open.then(|| self.earmarks.find(uid, Cause::Reserve))?
+    }
+
     /// The node on which the fewest pods must finish, and these pods.
     pub fn plan_reserve(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Makes> {
         let nodes = self.books.nodes();

@@ -194,11 +194,9 @@ impl Sight<'_> {
         let holders = self.earmarks.holders(name);
         let holders = holders.filter(|it| self.is_reserved_for_gang(it, pod));
         let reserved = holders.filter_map(|it| {
-            let earmark = self.earmarks.earmark_of(it)?;
-            Some((
-                self.earmarks.pod_of(it, self.books)?,
-                node.charges(earmark.cards()),
-            ))
+            let other = self.earmarks.pod_of(it, self.books)?;
+            let earmark = self.reservation(&other.uid)?;
+            Some((other, node.charges(earmark.cards())))
         });
         reserved.collect()
     }
