@@ -75,8 +75,8 @@ test-cluster: ## Run the tests on a real Kubernetes control plane (KUBERNETES=1.
 	    --test-threads 3 $(IN_PART) $(patsubst %,--skip %,$(NOT_CLUSTER))
 
 .PHONY: test-long
-test-long: ## Run 200,000 histories of the ledger's model and 60 simulated worlds
-	@GPUSTOW_HISTORIES=200000 GPUSTOW_SEEDS=60 $(REPORT) "make test-long" "" \
+test-long: ## Run 200,000 histories of the ledger's model and 60 simulated worlds, from FROM on
+	@$(if $(FROM),GPUSTOW_FROM='$(FROM)') GPUSTOW_HISTORIES=200000 GPUSTOW_SEEDS=60 $(REPORT) "make test-long" "" \
 	    $(CARGO) test --workspace --locked --test ledger --test simulate -- no_history every_world
 
 .PHONY: test-all

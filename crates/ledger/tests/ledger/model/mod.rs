@@ -1,6 +1,6 @@
 //! Random interleavings of everything that can happen to the ledger, against a simulated API
 //! server that is the truth and a kube-scheduler that rejects nodes for reasons of its own.
-//! `GPUSTOW_HISTORIES` changes the number of histories, `GPUSTOW_SEED` chooses others.
+//! `GPUSTOW_HISTORIES` changes the number of histories, `GPUSTOW_FROM` is the first.
 
 mod bystanders;
 mod checks;
@@ -126,7 +126,7 @@ fn a_history_repeats() {
 /// The first history found that breaks an invariant, and how.
 fn search() -> Option<(u64, String)> {
     let histories = number("GPUSTOW_HISTORIES").unwrap_or(HISTORIES);
-    let first = number("GPUSTOW_SEED").unwrap_or(1);
+    let first = number("GPUSTOW_FROM").unwrap_or(1);
     let threads = thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let part = |thread: u64| {
         (first + thread..first + histories)
