@@ -29,12 +29,9 @@ impl Sight<'_> {
     ) -> Option<Victims> {
         let node = self.books.node(name)?;
         self.check(name).ok()?;
-        if self.books.is_unfenced(&pod.uid) {
-            return None;
-        }
         // kube-scheduler would nominate the pod here, and wait for ever for a victim that does not terminate.
         let mut known = victims.iter().filter_map(|uid| self.books.pod(uid));
-        if known.any(|pod| self.is_late(pod)) {
+        if self.books.is_unfenced(&pod.uid) || known.any(|pod| self.is_late(pod)) {
             return None;
         }
         budget.charge(node.bound().len());
@@ -52,13 +49,10 @@ impl Sight<'_> {
         others.sort_by_key(is_protected);
         let mut added: Vec<&Arc<PodFacts>> = Vec::new();
         let mut others = others.iter();
-        loop {
+        while added.is_empty() || !trial.fits(pod, name, Host::Beside, budget)? {
             let other = others.next()?;
             trial.leave([other.uid.clone()]);
             added.push(other);
-            if trial.fits(pod, name, Host::Beside, budget)? {
-                break;
-            }
         }
         // Spare the most precious first, as the scheduler does with its own victims.
         let mut spared = HashSet::default();
@@ -74,10 +68,8 @@ impl Sight<'_> {
         let needed: Vec<_> = needed.cloned().collect();
         let broken = needed.iter().filter(|pod| is_protected(pod)).count();
         let rank = Rank::of(&needed, broken);
-        let plan = victims
-            .is_empty()
-            .then(|| self.plan_preempt(pod, name, budget));
-        let (uids, rank) = match plan.flatten() {
+        let plan = || self.plan_preempt(pod, name, budget);
+        let (uids, rank) = match victims.is_empty().then(plan).flatten() {
             // Pods that leave make the room.
             Some(plan) if plan.waits_for.is_empty() => return None,
             Some(plan) if plan.rank < rank => (plan.waits_for, plan.rank),
