@@ -50,7 +50,7 @@ pub struct Known<'a> {
     pub unix: Option<i64>,
 }
 
-impl Known<'_> {
+impl<'a> Known<'a> {
     /// A look has spent so much.
     pub fn count_spent(&self, spent: u64) {
         self.work.fetch_add(spent, Ordering::Relaxed);
@@ -108,16 +108,16 @@ impl Known<'_> {
             && self.books.refused_in_tree(name, pod).is_none()
     }
 
-    /// Is room on this node earmarked for the pod, and more than a reservation, so that no queued pod goes before it there? One
+    /// The node where room is earmarked for the pod, and more than a reservation, so that no queued pod goes before it there. One
     /// of higher priority does, unless the pod was ungated for the room.
-    pub fn goes_first(&self, pod: &PodFacts, node: &str) -> bool {
-        let earmark = self.earmarks.earmark(&pod.uid);
-        let earmark = earmark.filter(|it| **it.node() == *node);
-        earmark.is_some_and(|it| match it.cause() {
+    pub fn goes_first(&self, pod: &PodFacts) -> Option<&'a Arc<str>> {
+        let earmark = self.earmarks.earmark(&pod.uid)?;
+        let is_first = match earmark.cause() {
             Cause::Reserve => false,
             Cause::Ungated => true,
             _ => self.queued.is_none_or(|highest| highest <= pod.priority),
-        })
+        };
+        is_first.then(|| earmark.node())
     }
 
     /// The names of all nodes.

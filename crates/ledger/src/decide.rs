@@ -107,8 +107,9 @@ impl Ledger {
         self.meet(ask.pod);
         // Before queued pods are offered room: the same prices decide for them and for this one.
         self.parts.scores.deciding(&self.parts.books);
-        let goes_first = |name: &&str| self.sight(now).goes_first(ask.pod, name);
-        if self.parts.queue.is_behind_queued(ask.pod) && !candidates.iter().any(goes_first) {
+        let first = self.sight(now).goes_first(ask.pod);
+        let goes_first = first.is_some_and(|node| candidates.contains(&&**node));
+        if self.parts.queue.is_behind_queued(ask.pod) && !goes_first {
             self.wakes.look_at_queued(&mut self.parts);
         }
         self.begin_member(ask.pod, now);
@@ -202,6 +203,7 @@ impl Ledger {
             return;
         };
         let behind = self.parts.queue.is_behind_queued(ask.pod);
+        let first = self.sight(now).goes_first(ask.pod).cloned();
         let class = self.parts.scores.class(request, candidates.len());
         let mut budget = Budget::of(&self.parts.config);
         let mut remembered = match searches(request) {
@@ -218,7 +220,7 @@ impl Ledger {
             found.offered.insert(slot);
             if behind
                 && self.wakes.is_for_queued(name, &self.parts.queue)
-                && !self.sight(now).goes_first(ask.pod, name)
+                && first.as_deref() != Some(name)
             {
                 found.refused.push((name, Reason::Queued));
                 continue;
@@ -393,13 +395,12 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Result<(Cost, bool), Reason> {
-        let gate = self.sight(now).enter(slot)?;
+        let sight = self.sight(now);
+        let gate = sight.enter(slot)?;
         let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        let is_ruled = request.rules.is_some();
-        let is_kept = || self.sight(now).is_kept_from(name, pod);
-        if is_ruled || is_kept() {
-            let trial = self.sight(now).trial().while_others_start();
+        if request.rules.is_some() || sight.is_kept_from(name, pod) {
+            let trial = sight.trial().while_others_start();
             let choice = trial.choose(pod, name, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }

@@ -117,7 +117,8 @@ impl Ledger {
         self.compare(&mut found, ask, candidates, None, now);
         let sight = self.sight(now);
         let mut nodes = found.names();
-        nodes.sort_by_key(|name| !sight.goes_first(ask.pod, name));
+        let first = sight.goes_first(ask.pod);
+        nodes.sort_by_key(|name| first.is_none_or(|first| **first != **name));
         let known = nodes
             .into_iter()
             .filter_map(|name| sight.books.named_node(name));

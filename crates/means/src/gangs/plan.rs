@@ -337,6 +337,7 @@ impl Sight<'_> {
         let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
         let (mut found, mut compared) = (Vec::new(), 0);
         let mut trial = self.trial().keeping_nothing();
+        let first = self.goes_first(pod);
         for name in self.books.with_room(least) {
             compared += 1;
             budget.charge(1);
@@ -348,7 +349,7 @@ impl Sight<'_> {
                 && !is_rejected()
                 && let Ok(choice) = trial.fit(pod, name, None, Host::Beside, budget)
             {
-                let is_kept = self.goes_first(pod, name);
+                let is_kept = first == Some(name);
                 found.push((!is_kept, choice.cost, name));
             }
         }
