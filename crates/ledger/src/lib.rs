@@ -80,10 +80,10 @@ pub use gpustow_means::{
     OverLimit, Purpose, Reserved, Shortage, Shortfall, Standing, TURNS, Victims,
 };
 pub use gpustow_queue::{Queued, Ungate};
-pub use problems::{Problem, twice};
+pub use problems::Problem;
 pub use provision::{Placeholder, Provision};
 pub use report::{MEANS, Pursuit};
-pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState};
+pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState, twice};
 
 /// The ledger: the books, and all state that follows from them. See the crate's documentation.
 #[derive(Debug, Default)]

@@ -8,8 +8,8 @@ use gpustow_api::{Group, PodFacts};
 use gpustow_books::{Budget, NodeSet, Reason};
 use gpustow_means::{GangView, Member, Seat, Shortfall};
 
-use crate::decide::{Compared, refuse_all};
-use crate::{Ask, Filtered, Ledger};
+use crate::Ledger;
+use crate::decide::{Ask, Compared, Filtered, refuse_all};
 
 impl Ledger {
     /// A filter call about a pod begins, and so perhaps a cycle of its gang.

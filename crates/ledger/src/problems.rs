@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_books::{HashMap, Node};
+use gpustow_books::Node;
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantNames};
 
-use crate::{Ledger, NodeView};
+use crate::Ledger;
 
 /// No UUID is longer.
 const MAX_UUID: usize = 96;
@@ -166,33 +166,4 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
         asked.is_none_or(|asked| !by_the_gpu && charged > asked)
     };
     assignment.containers.len() != request.claims.len() || assignment.charges.iter().any(more)
-}
-
-/// Adds a problem to both nodes for each card that several nodes report.
-pub fn twice(nodes: &mut [NodeView]) {
-    let mut first: HashMap<&str, usize> = HashMap::default();
-    let mut found = Vec::new();
-    for (index, node) in nodes.iter().enumerate() {
-        for card in &node.cards {
-            match first.get(&*card.uuid) {
-                Some(&other) => found.push((other, index, card.uuid.clone())),
-                None => drop(first.insert(&card.uuid, index)),
-            }
-        }
-    }
-    for (one, other, uuid) in found {
-        let names = [one, other].map(|index| nodes.get(index).map(|node| node.name.clone()));
-        let [Some(first), Some(second)] = names else {
-            continue;
-        };
-        for (index, other) in [(one, second), (other, first)] {
-            let (uuid, node) = (uuid.clone(), nodes.get_mut(index));
-            node.into_iter().for_each(|node| {
-                node.problems.push(Problem::Twice {
-                    uuid: uuid.clone(),
-                    other: other.clone(),
-                })
-            });
-        }
-    }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_books::{Node, Share};
+use gpustow_books::{HashMap, Node, Share};
 use gpustow_pack::{Compute, Mib, Starts, mig};
 
-use crate::problems::twice;
-use crate::{Ledger, Problem};
+use crate::Ledger;
+use crate::problems::Problem;
 
 /// A node with GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -336,5 +336,34 @@ impl Ledger {
             usable.map(move |(index, card)| (name, index, card.free))
         });
         cards.max_by(|a, b| (a.2, b.0, b.1).cmp(&(b.2, a.0, a.1)))
+    }
+}
+
+/// Adds a problem to both nodes for each card that several nodes report.
+pub fn twice(nodes: &mut [NodeView]) {
+    let mut first: HashMap<&str, usize> = HashMap::default();
+    let mut found = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for card in &node.cards {
+            match first.get(&*card.uuid) {
+                Some(&other) => found.push((other, index, card.uuid.clone())),
+                None => drop(first.insert(&card.uuid, index)),
+            }
+        }
+    }
+    for (one, other, uuid) in found {
+        let names = [one, other].map(|index| nodes.get(index).map(|node| node.name.clone()));
+        let [Some(first), Some(second)] = names else {
+            continue;
+        };
+        for (index, other) in [(one, second), (other, first)] {
+            let (uuid, node) = (uuid.clone(), nodes.get_mut(index));
+            node.into_iter().for_each(|node| {
+                node.problems.push(Problem::Twice {
+                    uuid: uuid.clone(),
+                    other: other.clone(),
+                })
+            });
+        }
     }
 }
