@@ -1,14 +1,13 @@
-//! The demands on pods now, with their purposes and causes.
+//! The demands on pods now, with their purposes and causes, and the memory that is reserved by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, config, names};
-use gpustow_books::{Cause, Uid};
+use gpustow_books::{Cause, Earmark, Uid};
 use gpustow_pack::Mib;
 use strum::IntoStaticStr;
-
-use super::{Borrower, Reserved, Shortage};
 
 /// An action on a pod or a node, the mildest first. As a string, it is the `action` label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
@@ -79,6 +78,71 @@ impl Purpose {
     #[must_use]
     pub fn uid(&self) -> Option<&Arc<str>> {
         self.pod().map(|pod| &pod.uid)
+    }
+}
+
+/// A pod that uses more of a card than it asked for.
+#[derive(Clone, Debug)]
+pub struct Borrower {
+    /// The pod.
+    pub pod: Arc<PodFacts>,
+    /// The card.
+    pub uuid: Box<str>,
+    /// The memory that the pod holds there.
+    pub held: Mib,
+    /// The memory that the pod uses there.
+    pub used: Mib,
+}
+
+/// A card that is short.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// Where.
+    pub node: Arc<str>,
+    /// The card.
+    pub uuid: Box<str>,
+    /// A pod that is below its request and could not grow to it, or the headroom, of which less is free.
+    pub harm: Purpose,
+    /// The memory that borrowers are to give back: no more than is lent.
+    pub missing: Mib,
+    /// The pods that must give memory back; none if the pods that end already suffice.
+    pub victims: Vec<Borrower>,
+}
+
+/// Memory that is reserved for a pod that waits.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    /// The pod that gets it.
+    pub pod: Arc<PodFacts>,
+    /// By which means.
+    pub cause: Cause,
+    /// Where.
+    pub node: Arc<str>,
+    /// When that is given up.
+    pub until: Duration,
+    /// The GPUs that the pod is to get, by UUID, with its memory on each.
+    pub cards: Vec<(Arc<str>, Mib)>,
+    /// The pods that must still finish or give memory back. Empty once the pod fits, or will when others have left.
+    pub victims: Vec<Arc<PodFacts>>,
+    /// The usage of victims that must give memory back, by the latest report.
+    pub borrowers: Vec<Borrower>,
+    /// It is a part of the room of this gang: the victims for all its pods finish together, or none.
+    pub gang: Option<Group>,
+}
+
+impl Reserved {
+    /// Of a pod, by its earmark.
+    pub fn of(pod: &Arc<PodFacts>, earmark: &Earmark, victims: Vec<Arc<PodFacts>>) -> Self {
+        Self {
+            pod: pod.clone(),
+            cause: earmark.cause(),
+            node: earmark.node().clone(),
+            until: earmark.until(),
+            cards: earmark.cards().to_vec(),
+            victims,
+            borrowers: Vec::new(),
+            gang: earmark.gang().cloned(),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gpustow_books::{Budget, Cause, Uid};
 
-use super::Plan;
+use crate::means::Plan;
 use crate::parts::Parts;
 use crate::sight::Sight;
 

@@ -1,14 +1,14 @@
 //! The check whether a pod waits for memory that is free in pieces. It looks at one node after the other, within the
 //! budget of a look.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Evidence, Reason, Uid};
 use gpustow_pack::Mib;
 
-use super::super::preempt::Site;
+use crate::preempt::Site;
+use crate::sight::Sight;
 
 /// The question under way.
 #[derive(Debug)]

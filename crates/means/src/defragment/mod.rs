@@ -13,9 +13,10 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_books::{Beneficiary, Budget, Cause, Config, Evidence, HashMap, HashSet, Turn, Uid};
 
-use super::preempt::KINDS;
-use super::{Action, Demand, Demands, Makes, Means, Purpose, Reserved, still_evicts};
+use crate::demand::{Action, Demand, Demands, Purpose, Reserved};
+use crate::means::{Makes, Means, Plan, still_evicts};
 use crate::parts::Parts;
+use crate::preempt::KINDS;
 use crate::sight::Sight;
 use asking::{Asked, Asking};
 pub use empty::Emptying;
@@ -186,7 +187,7 @@ impl Defragment {
             Step::Nothing => parts.all_tried(&pod.uid, Cause::Defragment),
             Step::Open(open) => parts.ask_for_evidence(&pod.uid, open),
             Step::Moves(moves) => {
-                let plan = super::Plan {
+                let plan = Plan {
                     rank: (),
                     node: moves.node,
                     cards: moves.cards,

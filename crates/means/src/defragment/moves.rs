@@ -7,15 +7,16 @@
 //! plan. A pod with a volume that may tie it to its node moves to other cards of that node alone. The search ignores
 //! affinity between pods and topology spread. Disruption budgets are checked where the plan is carried out ([`super`]).
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_books::{Budget, Cards, Host, Trial, Uid};
+use gpustow_books::{Beneficiary, Budget, Cards, Cause, Earmark, Host, Trial, Uid};
 use gpustow_pack::{Cost, Mib};
 
-use super::super::preempt::Site;
 use super::planning::{Planning, Unit, sets_of_cards};
+use crate::parts::Parts;
+use crate::preempt::Site;
+use crate::sight::Sight;
 
 /// Sets of pods that are thought of for one set of cards, the least first.
 const SETS: usize = 4096;
@@ -271,5 +272,28 @@ impl<'k> Places<'k> {
             Some((choice.cost, name, choice.placement.charges))
         });
         fits.collect()
+    }
+}
+
+impl Parts {
+    /// Keeps the room for the replacements of pods that are evicted.
+    pub(crate) fn keep_replacements(&mut self, moves: Vec<Move>, beneficiary: &Beneficiary) {
+        let uids: Vec<Uid> = moves.iter().map(|it| it.pod.uid.clone()).collect();
+        // One may come when the one before it has gone.
+        let until = self.now + self.sight().grace(&uids) + 2 * self.config.reclaim_for;
+        for Move {
+            pod: of,
+            node,
+            cards,
+            ..
+        } in moves
+        {
+            let Ok(request) = of.asks.readable() else {
+                continue;
+            };
+            let cause = Cause::Replacement;
+            let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
+            self.change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
+        }
     }
 }

@@ -1,7 +1,6 @@
 //! The search for the least moves: one set of pods after the other, and no more in one look than its budget takes. The next
 //! look goes on where this one stopped.
 
-use crate::sight::Sight;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -10,8 +9,9 @@ use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Cards, Evidence, HashSet, Host, Trial, Uid};
 use gpustow_pack::Mib;
 
-use super::super::preempt::Site;
 use super::{Move, Moves};
+use crate::preempt::Site;
+use crate::sight::Sight;
 
 /// Sets of cards of one node among which a pod of several gets its own; of more, the policy's choice alone.
 const CHOICES: usize = 70;

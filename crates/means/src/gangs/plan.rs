@@ -5,7 +5,6 @@
 //! pod out. Of equal pods, the later pod goes to no node before the node of the earlier pod. The cost of the search is
 //! bounded: on small nodes it is exhaustive.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::intree::Constraints;
@@ -15,6 +14,7 @@ use gpustow_pack::{Choice, Cost, Mib, Request};
 
 use super::MOST_PODS;
 use super::search::{FITS, Kind, Search, State};
+use crate::sight::Sight;
 
 /// Nodes that are tried for each of equal pods, in addition to one for each pod of the gang.
 const NODES: usize = 64;

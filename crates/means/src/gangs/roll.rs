@@ -1,6 +1,5 @@
 //! Who of a gang is where, and whether enough of it fit.
 
-use crate::sight::Sight;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use gpustow_books::{Budget, Turn, Uid, may_come};
 
 use super::plan::{Member, Seats};
 use super::{Extent, MOST_PODS, Shortfall};
+use crate::sight::Sight;
 
 /// Who of a gang is where.
 pub struct Roll {

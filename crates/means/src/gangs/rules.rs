@@ -1,11 +1,11 @@
 //! Seats of pods with rules about the GPUs that they may get, and the pods with which they share a GPU.
 
-use crate::sight::Sight;
 use gpustow_api::PodFacts;
 use gpustow_books::Node;
 use gpustow_pack::Rules;
 
 use super::Seat;
+use crate::sight::Sight;
 
 impl Sight<'_> {
     /// Do the rules of the pod allow its seat? For the pods of its gang the plan has seen to that.

@@ -1,6 +1,5 @@
 //! Who of a gang is placed or fits now, for people.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::{Group, GroupPolicy, PodFacts};
@@ -8,6 +7,7 @@ use gpustow_books::{Budget, may_come};
 
 use super::plan::Member;
 use super::{Extent, MOST_PODS, Shortfall};
+use crate::sight::Sight;
 
 /// The pods of a gang.
 #[derive(Clone, Debug, PartialEq)]

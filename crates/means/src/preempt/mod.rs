@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_books::{
-    Beneficiary, Budget, Cause, Config, Earmark, Ended, Evidence, HashSet, Host, Node, Trial, Uid,
+    Budget, Cause, Config, Earmark, Ended, Evidence, HashSet, Host, Node, Trial, Uid,
 };
 use gpustow_pack::{Choice, Request};
 
-use super::{Action, Demands, Makes, Means, Move, Reserved, best};
+use crate::demand::{Action, Demands, Reserved};
+use crate::means::{Makes, Means, best};
 use crate::parts::Parts;
 use crate::sight::Sight;
 pub use search::Preempt;
@@ -64,7 +65,7 @@ impl Rank {
     }
 }
 
-type Plan = super::Plan<Rank>;
+type Plan = crate::means::Plan<Rank>;
 
 /// A node that is considered for a pod.
 pub(super) struct Site<'a> {
@@ -139,27 +140,6 @@ impl Parts {
             self.earmarks.note_looked(&uid, looked);
         }
         self.count_spent(budget.spent());
-    }
-
-    /// Keeps the room for the replacements of pods that are evicted.
-    pub(crate) fn keep_replacements(&mut self, moves: Vec<Move>, beneficiary: &Beneficiary) {
-        let uids: Vec<Uid> = moves.iter().map(|it| it.pod.uid.clone()).collect();
-        // One may come when the one before it has gone.
-        let until = self.now + self.sight().grace(&uids) + 2 * self.config.reclaim_for;
-        for Move {
-            pod: of,
-            node,
-            cards,
-            ..
-        } in moves
-        {
-            let Ok(request) = of.asks.readable() else {
-                continue;
-            };
-            let cause = Cause::Replacement;
-            let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
-        }
     }
 }
 

@@ -9,10 +9,10 @@ use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Cause, Evidence, HashMap, Reason, Turn, Uid};
 use gpustow_pack::Mib;
 
-use super::super::round::{Candidate, Offer, Round};
 use super::gangs::Waits;
 use super::{KINDS, Plan, Rank, Site, importance};
 use crate::parts::Parts;
+use crate::round::{Candidate, Offer, Round};
 use crate::sight::Sight;
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.

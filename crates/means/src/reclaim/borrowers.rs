@@ -3,7 +3,6 @@
 //! An owner may soften the action on a pod, a disruption budget may forbid it, and a program may ignore it. Such a pod
 //! must not shield the others that borrow there. Once the time of a demand is over, others are asked before it.
 
-use crate::sight::Sight;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use gpustow_books::{Cause, HashMap, Node, Uid};
 use gpustow_pack::Mib;
 
 use crate::parts::Parts;
+use crate::sight::Sight;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);

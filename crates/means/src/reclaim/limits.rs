@@ -10,7 +10,6 @@
 //! The time over the limit is counted between reports: the first report, the last and all between them must show it.
 //! Reports before a time in which the agent was silent do not count.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,8 @@ use gpustow_api::limit::{Enforce, Support};
 use gpustow_books::{Controller, Event, HashMap, Uid, controller};
 use gpustow_pack::Mib;
 
-use super::Borrower;
+use crate::demand::Borrower;
+use crate::sight::Sight;
 
 /// A pod that has been over its limit of a card for too long.
 #[derive(Clone, Debug)]

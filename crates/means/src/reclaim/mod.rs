@@ -18,27 +18,14 @@ use gpustow_api::gpunode::Gpu;
 use gpustow_books::{Budget, Cause, Config, Earmark, Ended, Evidence, Host, Node, Reason, Uid};
 use gpustow_pack::{Cost, Mib, Refusal};
 
-use super::round::{Candidate, Offer, Round};
-use super::{Demand, Demands, Makes, Means, Purpose, Reserved, best};
+use crate::demand::{Borrower, Demand, Demands, Purpose, Reserved};
+use crate::means::{Makes, Means, best};
 use crate::parts::Parts;
+use crate::round::{Candidate, Offer, Round};
 use crate::sight::Sight;
 use borrowers::beyond_capacity;
 pub(crate) use limits::Limits;
 pub use limits::OverLimit;
-pub use pressure::Shortage;
-
-/// A pod that uses more of a card than it asked for.
-#[derive(Clone, Debug)]
-pub struct Borrower {
-    /// The pod.
-    pub pod: Arc<PodFacts>,
-    /// The card.
-    pub uuid: Box<str>,
-    /// The memory that the pod holds there.
-    pub held: Mib,
-    /// The memory that the pod uses there.
-    pub used: Mib,
-}
 
 /// The missing memory of cards, by card index in the view.
 type Missing = Vec<(usize, Mib)>;
@@ -56,7 +43,7 @@ pub(crate) struct Rank {
     cost: Cost,
 }
 
-type Plan = super::Plan<Rank>;
+type Plan = crate::means::Plan<Rank>;
 
 /// Reclaim between two looks.
 #[derive(Debug, Default)]
@@ -341,13 +328,11 @@ impl Sight<'_> {
         if pod.asks.request().is_none() {
             return true;
         }
+        let is_refusal = |reason| reason != Reason::NotYet;
         self.books.is_there(name)
             && self.may_fit(name, pod)
             && self.evidence(pod, name) != Evidence::Rejected
-            && !matches!(
-                self.trial().choose(pod, name, budget),
-                Err(reason) if reason != Reason::NotYet
-            )
+            && !(self.trial().choose(pod, name, budget)).is_err_and(is_refusal)
     }
 
     /// Who would have to give memory back on this node for the pod.
@@ -359,9 +344,8 @@ impl Sight<'_> {
     ) -> Option<Plan> {
         let request = pod.asks.request()?;
         let (name, node) = self.books.named_node(name)?;
-        if !node.lends() || self.check(name).is_err() {
-            return None;
-        }
+        self.check(name).ok()?;
+        node.lends().then_some(())?;
         let called: Vec<&Earmark> = self.earmarks.reclaims_on(name).collect();
         let is_free = |uuid: &str| {
             !called.iter().any(|it| it.has(uuid))

@@ -6,7 +6,6 @@
 //! that was asked has a condition that shows it. It comes first, and stays named until the shortage ends or until its
 //! time is over.
 
-use crate::sight::Sight;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -15,22 +14,8 @@ use gpustow_api::gpunode::{Gpu, PodUse};
 use gpustow_books::Node;
 use gpustow_pack::Mib;
 
-use super::{Borrower, Purpose};
-
-/// A card that is short.
-#[derive(Clone, Debug)]
-pub struct Shortage {
-    /// Where.
-    pub node: Arc<str>,
-    /// The card.
-    pub uuid: Box<str>,
-    /// A pod that is below its request and could not grow to it, or the headroom, of which less is free.
-    pub harm: Purpose,
-    /// The memory that borrowers are to give back: no more than is lent.
-    pub missing: Mib,
-    /// The pods that must give memory back; none if the pods that end already suffice.
-    pub victims: Vec<Borrower>,
-}
+use crate::demand::{Purpose, Shortage};
+use crate::sight::Sight;
 
 impl Sight<'_> {
     /// The nodes with GPUs that may be short.

@@ -23,9 +23,10 @@ use gpustow_api::{Group, PodFacts};
 use gpustow_books::{Budget, Cause, Config, Earmark, Ended, HashMap, Turn, Uid};
 use gpustow_pack::Mib;
 
-use super::round::{Candidate, Offer, Round};
-use super::{Demands, Makes, Means, Reserved, best};
+use crate::demand::{Demands, Reserved};
+use crate::means::{Makes, Means, best};
 use crate::parts::Parts;
+use crate::round::{Candidate, Offer, Round};
 use crate::sight::Sight;
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
@@ -248,17 +249,14 @@ impl Reserve {
                     let card = node.view().cards.get(card);
                     card.is_some_and(|card| card.usable && card.capacity >= mib)
                 };
-                (charges.len() == cards.len() && charges.iter().all(good)).then_some(())
+                let all = charges.len() == cards.len() && charges.iter().all(good);
+                all.then_some((node, charges))
             };
-            if fits().is_none() {
+            let Some((node, charges)) = fits() else {
                 parts.end(&uid, Ended::Unfit);
                 continue;
-            }
-            // As it comes nearer it is waited for as long again.
-            let Some(node) = parts.books.node(name) else {
-                continue;
             };
-            let charges = node.charges(cards);
+            // As it comes nearer it is waited for as long again.
             let ends = sight.ends(name, node, pod, &charges);
             if ends.are_over() && !sight.is_awaited_by_gang(pod) {
                 self.wait_for_pod(parts, &uid);

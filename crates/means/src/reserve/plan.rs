@@ -7,7 +7,7 @@ use gpustow_api::PodFacts;
 use gpustow_books::{Budget, Cause, Charges, Hold, Holder, Host, Node, Reason, Uid};
 use gpustow_pack::{Mib, Request};
 
-use super::super::round::Offer;
+use crate::round::Offer;
 use crate::sight::Sight;
 
 /// The fewer others lose theirs, the fewer have to finish and the less has to come free, the better.
@@ -18,7 +18,7 @@ pub(crate) struct Rank {
     missing: Mib,
 }
 
-pub(super) type Plan = crate::Plan<Rank>;
+pub(super) type Plan = crate::means::Plan<Rank>;
 
 impl Sight<'_> {
     /// The offer of a node to a pod without a reservation.

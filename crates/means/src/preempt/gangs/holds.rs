@@ -1,6 +1,5 @@
 //! For which gangs others may be preempted, and whether a plan for one holds still.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::{Group, PodFacts, Regards};
@@ -8,6 +7,7 @@ use gpustow_books::{Budget, Earmark, Ended, Evidence, HashSet, Host, Uid};
 
 use crate::gangs::Roll;
 use crate::preempt::importance;
+use crate::sight::Sight;
 
 /// The choice for a gang: the pods that get room, and the victims.
 struct Chosen<'a> {

@@ -6,7 +6,6 @@ mod holds;
 mod victims;
 mod waits;
 
-use crate::sight::Sight;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use gpustow_api::{Group, PodFacts};
 use gpustow_books::{Budget, Cause, Earmark, Ended, Turn, Uid};
 
 use super::Preempt;
-use crate::Reserved;
+use crate::demand::Reserved;
 use crate::gangs::{FORGOTTEN, Roll};
 use crate::parts::Parts;
+use crate::sight::Sight;
 use victims::{Found, Hunt, Plan, is_too_large};
 use waits::Wait;
 pub(super) use waits::Waits;

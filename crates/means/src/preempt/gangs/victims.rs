@@ -4,7 +4,6 @@
 //! end would break a disruption budget. Of a few units it tries every combination, by kube-scheduler's order of
 //! victims. Of more units it spares the most important first, as kube-scheduler does. The cost of a plan is bounded.
 
-use crate::sight::Sight;
 use std::sync::Arc;
 
 use gpustow_api::intree::Constraints;
@@ -14,6 +13,7 @@ use gpustow_pack::Mib;
 
 use crate::gangs::{Member, Roll, Seats};
 use crate::preempt::{Rank, importance};
+use crate::sight::Sight;
 
 /// Nodes that a plan may use, in addition to one for each pod of the gang.
 const NODES: usize = 16;
