@@ -140,12 +140,7 @@ impl Parts {
             self.end(other, Ended::Overtaken);
         }
         let until = self.now + self.sight().lasts(means, &plan);
-        let Plan {
-            node,
-            cards,
-            waits_for,
-            ..
-        } = plan;
+        let (node, cards, waits_for) = (plan.node, plan.cards, plan.waits_for);
         let earmark = Earmark::of_cards(&node, means, &request, cards, waits_for, until);
         self.change(|it, books| it.put(uid, earmark, books));
     }

@@ -104,32 +104,40 @@ impl<'k> Trial<'k> {
         kept.retain(|it| it.reclaim().is_none());
         let others = Some(kept).filter(|it| !it.is_empty());
         for kept in others.into_iter().chain(all) {
-            let mut later = self.once_left(name, &kept);
-            let spot = later.spot(name, asker, budget)?;
-            if self.starts {
-                // Current starts are over by then; the pods for which room is kept start.
-                later.count_starts(spot);
+            // Where a pod does not fit, its victims may be gone and still be in the agent's last report.
+            for ended in [self.ended, true] {
+                let mut later = self.once_left(name, &kept, ended);
+                let spot = later.spot(name, asker, budget)?;
+                if self.starts {
+                    // Current starts are over by then; the pods for which room is kept start.
+                    later.count_starts(spot);
+                }
+                let mut missing = kept.len();
+                for Other { pod, earmark } in &kept {
+                    let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+                        Some(earmark) => node.charges(earmark.cards()),
+                        // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
+                        None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
+                            Ok(choice) => choice.placement.charges,
+                            Err(Reason::NotYet) => return Err(Reason::NotYet),
+                            Err(_) => continue,
+                        },
+                    };
+                    later.take_at(spot, pod, &charges);
+                    missing -= 1;
+                }
+                left.cap(later.at(spot));
+                if missing == 0 || ended {
+                    break;
+                }
             }
-            for Other { pod, earmark } in kept {
-                let charges = match earmark.filter(|it| !it.cards().is_empty()) {
-                    Some(earmark) => node.charges(earmark.cards()),
-                    // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
-                    None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
-                        Ok(choice) => choice.placement.charges,
-                        Err(Reason::NotYet) => return Err(Reason::NotYet),
-                        Err(_) => continue,
-                    },
-                };
-                later.take_at(spot, pod, &charges);
-            }
-            left.cap(later.at(spot));
         }
         Ok(is_kept)
     }
 
     /// This what-if after pods have left the node, for a `kept` pod or anyway, and borrowers have returned reclaimed
     /// memory. A late pod does not leave, nor does it give memory back.
-    fn once_left(&self, name: &str, kept: &[Other<'_>]) -> Trial<'k> {
+    fn once_left(&self, name: &str, kept: &[Other<'_>], ended: bool) -> Trial<'k> {
         let stays = |uid: &Uid| {
             let pod = self.known.books.pod(uid);
             pod.is_none_or(|pod| self.known.is_late(pod))
@@ -142,7 +150,7 @@ impl<'k> Trial<'k> {
             })
         });
         let mut later = self.known.trial().keeping_nothing();
-        (later.ended, later.repaid) = (self.ended, self.repaid.clone());
+        (later.ended, later.repaid) = (ended, self.repaid.clone());
         later.repaid.extend(called);
         let evictions = kept.iter().filter_map(|it| it.earmark_if(Cause::evicts));
         let ending = evictions

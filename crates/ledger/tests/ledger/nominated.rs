@@ -7,7 +7,7 @@ use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_ledger::{Config, Ledger, Outcome, Reason};
 
 use crate::act::Act as _;
-use crate::build::{ask, at, bound, card, choose, ledger, node, offer_all, pod, report};
+use crate::build::{ask, at, bound, card, choose, ledger, node, offer_all, pod, report, used};
 
 fn nominated(uid: &str, mib: u64, priority: i32) -> PodFacts {
     PodFacts {
@@ -45,6 +45,20 @@ fn a_nominated_pod_holds_its_room_against_its_equals_and_below() {
         choose(&mut ledger, &nominated("first", 80, 5), &["a"], at(0)),
         ["a"]
     );
+}
+
+#[test]
+fn room_is_held_though_a_report_still_shows_the_victims_that_are_gone() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("victim", "a", "a-0", 60));
+    let mut gpu = card("a-0", 100);
+    gpu.pods = vec![used("victim", 60)];
+    ledger.apply_gpunode("a", report(&[gpu]), at(0));
+    ledger.apply_pod(nominated("first", 80, 5));
+    ledger.delete_pod("victim");
+    // 40 are free now, and 100 with the next report, of which 20 are for others.
+    assert!(choose(&mut ledger, &pod("large", 21), &["a"], at(0)).is_empty());
+    assert_eq!(choose(&mut ledger, &pod("small", 20), &["a"], at(0)), ["a"]);
 }
 
 #[test]

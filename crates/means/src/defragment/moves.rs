@@ -282,18 +282,15 @@ impl Parts {
         // One may come when the one before it has gone.
         let until = self.now + self.sight().grace(&uids) + 2 * self.config.reclaim_for;
         for Move {
-            pod: of,
-            node,
-            cards,
-            ..
+            pod, node, cards, ..
         } in moves
         {
-            let Ok(request) = of.asks.readable() else {
+            let Ok(request) = pod.asks.readable() else {
                 continue;
             };
             let cause = Cause::Replacement;
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.change(|it, _| it.put_replacement(&of, beneficiary.clone(), earmark));
+            self.change(|it, _| it.put_replacement(&pod, beneficiary.clone(), earmark));
         }
     }
 }

@@ -28,16 +28,13 @@ impl Sight<'_> {
         name: &Arc<str>,
         budget: &mut Budget,
     ) -> Offer<Rank> {
-        let asleep = self.asleep(uid);
-        let pod = match asleep {
+        let pod = match self.asleep(uid) {
             // That one pod of a gang fits helps none of it.
             Some(pod) if self.is_of_gang(&pod, &pod) => Some(pod),
             asleep => self.without_room_on(name, asleep, budget),
         };
-        match pod {
-            None => Offer::Fits,
-            Some(pod) => Offer::of(self.place_on_node(&pod, name, budget)),
-        }
+        let plan = |pod: Arc<PodFacts>| Offer::of(self.place_on_node(&pod, name, budget));
+        pod.map_or(Offer::Fits, plan)
     }
 }
 
