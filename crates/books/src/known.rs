@@ -63,6 +63,7 @@ impl<'a> Known<'a> {
     }
 
     /// As [`Known::check`], and returns the node's gate.
+    #[inline]
     pub fn enter(&self, slot: Slot) -> Result<Gate, Reason> {
         let gate = self.scores.gate(slot);
         match self.books.is_stale(gate, self.now) {

@@ -50,6 +50,7 @@ impl Parts {
     }
 
     /// The known state and the waiting pods.
+    #[inline]
     pub fn sight(&self) -> Sight<'_> {
         let known = Known {
             books: &self.books,

@@ -82,6 +82,7 @@ impl Scores {
     }
 
     /// Where a node's answers are; none if there is no such node.
+    #[inline]
     pub fn slot(&self, name: &str) -> Option<Slot> {
         self.answers.slot(name)
     }

@@ -44,6 +44,7 @@ impl Entry {
 
 impl Slots {
     /// Where this node is.
+    #[inline]
     pub(super) fn get(&self, name: &str) -> Option<Slot> {
         let is_it = |entry: &Entry| entry.is(name, &self.text);
         let entry = self.table.find(self.hasher.hash_one(name), is_it)?;

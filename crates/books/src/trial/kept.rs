@@ -66,6 +66,7 @@ impl Known<'_> {
     }
 
     /// Is room of the node kept from the pod?
+    #[inline]
     pub fn is_kept_from(&self, name: &str, pod: &PodFacts) -> bool {
         let keeps = !self.earmarks.is_empty() || !self.offered.is_empty();
         keeps && self.others_kept(name, pod).next().is_some()
