@@ -67,7 +67,7 @@ pub enum Problem {
 }
 
 impl Ledger {
-    /// The problems of one node; [`twice`] adds the problems between nodes.
+    /// The problems of one node; [`crate::twice`] adds the problems between nodes.
     pub(crate) fn problems(&self, node: &Node) -> Vec<Problem> {
         let mut uids: Vec<_> = node.bound().iter().collect();
         uids.sort_unstable_by_key(|(uid, _)| *uid);
