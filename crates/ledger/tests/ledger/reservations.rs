@@ -98,6 +98,7 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     let woken: Vec<&str> = woken.iter().map(|pod| &*pod.uid).collect();
     assert_eq!(woken, ["large"]);
     assert_eq!(choose(&mut ledger, &large, &["a"], at(AFTER)), ["a"]);
+    assert_eq!(reservations(&ledger), []);
     let given_up = Ended::GIVEN_UP.map(|cause| ledger.given_up(cause));
     assert_eq!(given_up, [0; 4]);
 }
