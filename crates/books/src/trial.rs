@@ -322,7 +322,7 @@ impl<'k> Trial<'k> {
         let named = self.known.books.named_node(on);
         let (name, node) = named.ok_or(Reason::NoReport)?;
         let mut left = self.as_supposed(node, budget);
-        let is_kept = self.keeps && self.keep(&mut left, name, node, asker, budget)?;
+        let is_kept = self.keeps && self.keep(&mut left, name, asker, budget)?;
         if let Some((_, most)) = self.most.as_ref().filter(|(only, _)| only == name) {
             left.cap(most);
         }

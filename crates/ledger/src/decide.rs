@@ -342,11 +342,8 @@ impl Ledger {
             return vec![0; nodes.len()];
         };
         let uid = &pod.uid;
-        let held = self
-            .parts
-            .books
-            .assumed(uid)
-            .map(|held| held.node().clone());
+        let held = self.parts.books.assumed(uid);
+        let held = held.map(|held| held.node().clone());
         let bound = || self.parts.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
         let tried = self.parts.shown.tried(uid).cloned();

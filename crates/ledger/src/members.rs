@@ -119,9 +119,7 @@ impl Ledger {
         let mut nodes = found.names();
         let first = sight.goes_first(ask.pod);
         nodes.sort_by_key(|name| first.is_none_or(|first| **first != **name));
-        let known = nodes
-            .into_iter()
-            .filter_map(|name| sight.books.named_node(name));
+        let known = nodes.iter().filter_map(|name| sight.books.named_node(name));
         known.map(|(name, _)| name.clone()).collect()
     }
 

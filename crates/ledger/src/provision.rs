@@ -92,11 +92,8 @@ impl Arriving {
     fn names(&self, now: Duration) -> HashSet<Arc<str>> {
         let lately =
             |(_, since): &(&Arc<str>, &Duration)| now.saturating_sub(**since) < ARRIVES_FOR;
-        self.0
-            .iter()
-            .filter(lately)
-            .map(|(name, _)| name.clone())
-            .collect()
+        let names = self.0.iter().filter(lately);
+        names.map(|(name, _)| name.clone()).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use gpustow_api::PodFacts;
 
 use super::{Host, Left, Trial};
-use crate::books::{Node, Uid};
+use crate::books::Uid;
 use crate::budget::Budget;
 use crate::earmarks::{Cause, Earmark, Holder};
 use crate::known::Known;
@@ -91,7 +91,6 @@ impl<'k> Trial<'k> {
         &self,
         left: &mut Left,
         name: &str,
-        node: &Node,
         asker: &PodFacts,
         budget: &mut Budget,
     ) -> Result<bool, Reason> {
@@ -113,27 +112,35 @@ impl<'k> Trial<'k> {
                     // Current starts are over by then; the pods for which room is kept start.
                     later.count_starts(spot);
                 }
-                let mut missing = kept.len();
-                for Other { pod, earmark } in &kept {
-                    let charges = match earmark.filter(|it| !it.cards().is_empty()) {
-                        Some(earmark) => node.charges(earmark.cards()),
-                        // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
-                        None => match later.fit_at(spot, pod, None, Host::Beside, budget) {
-                            Ok(choice) => choice.placement.charges,
-                            Err(Reason::NotYet) => return Err(Reason::NotYet),
-                            Err(_) => continue,
-                        },
-                    };
-                    later.take_at(spot, pod, &charges);
-                    missing -= 1;
-                }
+                let all_fit = later.come(spot, &kept, budget)?;
                 left.cap(later.at(spot));
-                if missing == 0 || ended {
+                if all_fit || ended {
                     break;
                 }
             }
         }
         Ok(is_kept)
+    }
+
+    /// The `kept` pods that fit come to the node. False if one does not fit.
+    fn come(&mut self, at: usize, kept: &[Other<'_>], budget: &mut Budget) -> Result<bool, Reason> {
+        let (node, mut all_fit) = (self.spots[at].node, true);
+        for Other { pod, earmark } in kept {
+            let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+                Some(earmark) => node.charges(earmark.cards()),
+                // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
+                None => match self.fit_at(at, pod, None, Host::Beside, budget) {
+                    Ok(choice) => choice.placement.charges,
+                    Err(Reason::NotYet) => return Err(Reason::NotYet),
+                    Err(_) => {
+                        all_fit = false;
+                        continue;
+                    }
+                },
+            };
+            self.take_at(at, pod, &charges);
+        }
+        Ok(all_fit)
     }
 
     /// This what-if after pods have left the node, for a `kept` pod or anyway, and borrowers have returned reclaimed

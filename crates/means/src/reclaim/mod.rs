@@ -328,11 +328,11 @@ impl Sight<'_> {
         if pod.asks.request().is_none() {
             return true;
         }
-        let is_refusal = |reason| reason != Reason::NotYet;
+        let refuses = |reason| reason != Reason::NotYet;
         self.books.is_there(name)
             && self.may_fit(name, pod)
             && self.evidence(pod, name) != Evidence::Rejected
-            && !(self.trial().choose(pod, name, budget)).is_err_and(is_refusal)
+            && !self.trial().choose(pod, name, budget).is_err_and(refuses)
     }
 
     /// Who would have to give memory back on this node for the pod.
