@@ -48,16 +48,15 @@ impl Known<'_> {
             Some(Other { pod, earmark })
         });
         // Room for which a pod was woken is not for pods of lower priority. Among equals the first that asks gets it.
-        let woken = self.woken_for(name);
-        let woken = woken.filter_map(|uid| self.books.pod(uid));
+        let woken = self.woken_for(name).filter_map(|uid| self.books.pod(uid));
         let woken = woken.filter(|it| it.priority > pod.priority);
         let woken = woken.map(|pod| Other { pod, earmark: None });
         others
             .chain(woken)
-            // Of room that is offered to several ungated pods, the first that asks has its part.
+            // Of room that is offered to several ungated pods of one priority, the first that asks has its part.
             .filter(move |it| {
-                let ungated = it.earmark_if(|cause| cause == Cause::Ungated);
-                ungated.is_none() || !self.offered.is_for(&pod.uid, name)
+                let equal = |cause| cause == Cause::Ungated && it.pod.priority == pod.priority;
+                it.earmark_if(equal).is_none() || !self.offered.is_for(&pod.uid, name)
             })
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
             // Room for one pod of a gang is for any of them: they are placed together.

@@ -407,6 +407,26 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
 }
 
 #[test]
+fn room_offered_to_a_pod_of_higher_priority_is_not_for_those_that_are_offered_room_beside_it() {
+    let mut ledger = full(100);
+    let high = PodFacts {
+        priority: 1,
+        ..held("high", 10)
+    };
+    let woken = pod("woken", 50);
+    assert!(choose(&mut ledger, &woken, &["a"], at(0)).is_empty());
+    ledger.apply_pod(woken.clone());
+    ledger.apply_pod(high.clone());
+    ledger.delete_pod("old");
+    // Both are offered room, and a third pod of the lower priority asks before they do.
+    assert_eq!(choose(&mut ledger, &pod("third", 50), &["a"], at(1)), ["a"]);
+    let verdict = ledger.filter(&ask(&woken), &["a"], at(1));
+    assert_eq!(verdict.refused, [("a", Reason::Nominated)]);
+    out(&mut ledger, &high);
+    assert_eq!(choose(&mut ledger, &high, &["a"], at(2)), ["a"]);
+}
+
+#[test]
 fn stalled_pods_are_those_that_fit_or_need_no_room() {
     let mut ledger = full(40);
     ledger.apply_pod(held("large", 70));
