@@ -11,10 +11,11 @@ use crate::reason::Reason;
 
 /// The budget of one periodic look, which holds the lock that filter calls wait for. A fit of a pod of one GPU counts
 /// as [`FIT`], and a search adds its steps. Each pod or node that is only looked at counts once.
-const LOOK: u64 = 4096;
-/// The budget of one part of a round, in nodes and GPUs. Each takes up to a microsecond or two: some milliseconds
-/// together.
-const ROUND: u64 = 8_000;
+const LOOK: u64 = 3_500;
+/// The budget of one part of a round, in pods of a node for each of its GPUs: some milliseconds.
+const ROUND: u64 = 32_000;
+/// The cost of a node in a round, whatever the look at it finds: up to a microsecond.
+const NODE: usize = 16;
 /// The budget of the work at the end of a filter call: some tenths of a millisecond.
 const CALL: u64 = 512;
 /// The budget of a plan that is made for people: it does not hold a lock.
@@ -102,6 +103,11 @@ impl Budget {
         self.take(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
+    /// A node is looked at.
+    pub fn charge_node(&mut self) {
+        self.charge(if self.to_end { NODE } else { 1 });
+    }
+
     /// A search has tried so many fits.
     pub fn charge_fits(&mut self, fits: usize) {
         let fits = u64::try_from(fits).unwrap_or(u64::MAX);
@@ -137,7 +143,7 @@ impl Budget {
     }
 
     /// Charges the computation of a node's view, which looks at every pod for each GPU.
-    pub(crate) fn charge_view(&mut self, node: &Node) {
+    pub fn charge_view(&mut self, node: &Node) {
         if self.to_end {
             let pods = usize::try_from(node.count()).unwrap_or(usize::MAX);
             self.charge(node.gpus().len().saturating_mul(pods.saturating_add(1)));

@@ -187,11 +187,12 @@ impl<'k> Trial<'k> {
     }
 
     /// All pods have left this GPU of the node, except the pods that came in this what-if.
-    pub fn clear(&mut self, on: &str, card: usize) {
+    pub fn clear(&mut self, on: &str, card: usize, budget: &mut Budget) {
         let Some((index, _, spot)) = self.spots.get_full_mut(on) else {
             return;
         };
         let empty = spot.empty.get_or_insert_with(|| {
+            budget.charge_view(spot.node);
             let view = spot.node.view_of(|_| false);
             let mut empty = Left::of(spot.node, Arc::new(view), 0, |_| false);
             let steps = self.steps.iter().filter(|step| step.spot == index);

@@ -195,7 +195,7 @@ impl<R: Ord> Search<R> {
                 return None;
             }
             let is_first = budget.is_whole();
-            budget.charge(1);
+            budget.charge_node();
             let best = self.best.as_ref();
             let uid = &self.uid;
             match look(Candidate { uid, node, best }, budget) {

@@ -78,9 +78,7 @@ impl Sight<'_> {
     ) -> Option<Plan> {
         let least = request.claims.iter().map(|claim| claim.gpus as usize);
         let least = least.max().unwrap_or_default().max(1);
-        if node.gpus().len() < least {
-            return None;
-        }
+        (node.gpus().len() >= least).then_some(())?;
         // The cards that others wait for there, and whether the pod may take them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
         let mine = Holder::Pod(pod.uid.clone());
@@ -104,6 +102,7 @@ impl Sight<'_> {
             trial.take(other, name, &charges);
         }
         let cards = &trial.left(pod, name, budget).ok()?.view().cards;
+        budget.charge_view(node);
         let mut order = Vec::new();
         for (card, seen) in cards.iter().enumerate().filter(|(_, card)| card.usable) {
             let uuid = node.uuid(card);
@@ -121,7 +120,7 @@ impl Sight<'_> {
         let free = order.iter().filter(|(by_others, ..)| *by_others == 0);
         let mut only: Vec<usize> = free.map(|(.., card)| *card).collect();
         for (count, &(by_others, .., card)) in order.iter().enumerate() {
-            trial.clear(name, card);
+            trial.clear(name, card, budget);
             only.extend((by_others > 0).then_some(card));
             if count + 1 < least {
                 continue;
