@@ -178,6 +178,13 @@ impl Request {
         self.claims.iter().max_by_key(|claim| claim.mib)
     }
 
+    /// MiB that it needs on one card at least; 0 for a percentage.
+    #[must_use]
+    pub fn least(&self) -> Mib {
+        let hardest = self.hardest().map(|claim| claim.mib);
+        hardest.unwrap_or_default()
+    }
+
     /// False if this request certainly does not fit on the node, at far less cost than [`fit()`](crate::fit()).
     #[must_use]
     pub fn may_fit(&self, node: &NodeGpus) -> bool {

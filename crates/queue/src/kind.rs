@@ -46,11 +46,7 @@ impl Kind {
 
     /// The memory that its pods need on one card at least.
     pub fn least(&self) -> Mib {
-        self.key
-            .0
-            .hardest()
-            .map(|claim| claim.mib)
-            .unwrap_or_default()
+        self.key.0.least()
     }
 
     /// Do its pods wait for room that a node could have?

@@ -16,7 +16,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
             "crates/queue",
             "crates/means",
         ],
-        15_920,
+        15_915,
     ),
     ("extender", &["."], 9_147),
     ("testkit", &["crates/testkit"], 7_088),
@@ -24,7 +24,7 @@ const BUDGETS: [(&str, &[&str], usize); 17] = [
     ("agent", &["crates/agent"], 5_809),
     ("api", &["crates/api"], 4_613),
     ("sim", &["crates/sim"], 4_177),
-    ("pack", &["crates/pack"], 2_478),
+    ("pack", &["crates/pack"], 2_483),
     // It took the place of 1,400 lines of CEL and of 1,350 lines of the policies' crate. Time-slicing and MIG names are 146.
     ("admission", &["crates/admission"], 1_964),
     ("demo", &["crates/demo"], 1_846),

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_books::{Books, Budget, Event, HashMap, Host, Reason, Trial, Turn, Uid};
+use gpustow_books::{Books, Budget, Event, HashMap, Host, Reason, Turn, Uid};
 use gpustow_means::{Parts, Sight};
+use gpustow_pack::Mib;
 use gpustow_queue::{Changes, KindId, Ungate, is_queued};
 
 use super::Wakes;
@@ -322,23 +323,27 @@ fn evicts_on(
         return Ok(false);
     }
     budget.charge(node.bound().len());
-    let pods = node.bound().keys().filter_map(|uid| sight.books.pod(uid));
-    let goes =
-        |it: &&Arc<PodFacts>| it.priority < pod.priority && !it.deleting && it.assignment.is_some();
-    let mut lower = pods.filter(goes).map(|it| it.uid.clone()).peekable();
-    if lower.peek().is_none() {
+    let goes = |uid: &&Uid| {
+        let lower = sight.books.pod(uid).filter(|it| it.priority < pod.priority);
+        lower.is_some_and(|it| !it.deleting && it.assignment.is_some())
+    };
+    let mut gone: Vec<Uid> = node.bound().keys().filter(goes).cloned().collect();
+    // On most nodes the others leave too little of every GPU, which is a cheaper question.
+    let mut free: Vec<Mib> = node.view().cards.iter().map(|it| it.capacity).collect();
+    for (_, hold) in node.bound().iter().filter(|(uid, _)| !goes(uid)) {
+        let cards = free.iter_mut().enumerate();
+        cards.for_each(|(card, free)| *free = free.minus(hold.on(node.uuid(card))));
+    }
+    let least = pod.asks.request().map(|request| request.least());
+    if gone.is_empty() || free.into_iter().max() < least {
         return Ok(false);
     }
-    let fits = |trial: &mut Trial<'_>, budget: &mut Budget| {
+    gone.push(pod.uid.clone());
+    let mut fits = |gone: Vec<Uid>| {
+        let mut trial = sight.trial();
+        trial.leave(gone);
         let fits = trial.fits(pod, name, Host::Beside, budget);
         fits.ok_or(Reason::NotYet)
     };
-    let mut trial = sight.trial();
-    trial.leave(lower.chain([pod.uid.clone()]));
-    if !fits(&mut trial, budget)? {
-        return Ok(false);
-    }
-    let mut trial = sight.trial();
-    trial.leave([pod.uid.clone()]);
-    Ok(!fits(&mut trial, budget)?)
+    Ok(fits(gone)? && !fits(vec![pod.uid.clone()])?)
 }

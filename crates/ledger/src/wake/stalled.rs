@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_books::{Budget, HashSet, Turn, asks};
 use gpustow_means::Sight;
+use gpustow_pack::Mib;
 use gpustow_queue::Ungate;
 
 /// Pods that are looked at to see whether the leader stalls.
@@ -81,8 +82,7 @@ fn one_of_each<'p>(
 ) -> impl Iterator<Item = &'p Arc<PodFacts>> {
     let mut seen = HashSet::default();
     pods.filter(move |pod| {
-        let hardest = pod.asks.request().and_then(|it| it.hardest());
-        let least = hardest.map(|claim| claim.mib).unwrap_or_default();
+        let least = pod.asks.request().map_or(Mib::ZERO, |it| it.least());
         let kind = (pod.asks.request(), &pod.constraints, &pod.group);
         sight.books.with_room(least).next().is_some() && seen.insert(kind)
     })

@@ -285,7 +285,7 @@ impl Sight<'_> {
         pods.sort_by_cached_key(|(kind, _)| (kinds[*kind].size(), *kind));
         budget.charge(trial.count());
         let order: Vec<usize> = pods.iter().map(|(kind, _)| *kind).collect();
-        let mut least: Vec<Mib> = order.iter().map(|it| kinds[*it].hardest()).collect();
+        let mut least: Vec<Mib> = order.iter().map(|it| kinds[*it].request.least()).collect();
         for at in (1..least.len()).rev() {
             least[at - 1] = least[at - 1].min(least[at]);
         }
@@ -334,7 +334,7 @@ impl Sight<'_> {
         most: usize,
         budget: &mut Budget,
     ) -> (Vec<Arc<str>>, usize) {
-        let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
+        let least = request.least();
         let (mut found, mut compared) = (Vec::new(), 0);
         let mut trial = self.trial().keeping_nothing();
         let first = self.goes_first(pod);

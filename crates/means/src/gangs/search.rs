@@ -36,14 +36,6 @@ impl Kind<'_> {
         let mib = claims.iter().map(|claim| claim.mib).max();
         (Reverse(gpus), Reverse(mib))
     }
-
-    /// The memory that a pod of this kind takes of one GPU at least.
-    pub(super) fn hardest(&self) -> Mib {
-        self.request
-            .hardest()
-            .map(|claim| claim.mib)
-            .unwrap_or_default()
-    }
 }
 
 /// The parameters and the state of a search.
