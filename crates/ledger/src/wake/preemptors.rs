@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_books::{Books, Budget, Event, HashMap, Host, Reason, Turn, Uid};
+use gpustow_books::{Books, Budget, Event, HashMap, HashSet, Host, Reason, Turn, Uid};
 use gpustow_means::{Parts, Sight};
-use gpustow_pack::Mib;
 use gpustow_queue::{Changes, KindId, Ungate, is_queued};
 
 use super::Wakes;
@@ -327,23 +326,23 @@ fn evicts_on(
         let lower = sight.books.pod(uid).filter(|it| it.priority < pod.priority);
         lower.is_some_and(|it| !it.deleting && it.assignment.is_some())
     };
-    let mut gone: Vec<Uid> = node.bound().keys().filter(goes).cloned().collect();
-    // On most nodes the others leave too little of every GPU, which is a cheaper question.
-    let mut free: Vec<Mib> = node.view().cards.iter().map(|it| it.capacity).collect();
-    for (_, hold) in node.bound().iter().filter(|(uid, _)| !goes(uid)) {
-        let cards = free.iter_mut().enumerate();
-        cards.for_each(|(card, free)| *free = free.minus(hold.on(node.uuid(card))));
-    }
-    let least = pod.asks.request().map(|request| request.least());
-    if gone.is_empty() || free.into_iter().max() < least {
+    let mut gone: HashSet<Uid> = node.bound().keys().filter(goes).cloned().collect();
+    if gone.is_empty() {
         return Ok(false);
     }
-    gone.push(pod.uid.clone());
-    let mut fits = |gone: Vec<Uid>| {
+    gone.insert(pod.uid.clone());
+    // On most nodes the others leave too little of every GPU, which is a cheaper question.
+    let least = pod.asks.request().map(|request| request.least());
+    let held = |card| node.held(node.uuid(card), |uid| !gone.contains(uid));
+    let mut cards = node.view().cards.iter().enumerate();
+    if cards.all(|(card, it)| Some(it.capacity.minus(held(card))) < least) {
+        return Ok(false);
+    }
+    let mut fits = |gone| {
         let mut trial = sight.trial();
         trial.leave(gone);
         let fits = trial.fits(pod, name, Host::Beside, budget);
         fits.ok_or(Reason::NotYet)
     };
-    Ok(fits(gone)? && !fits(vec![pod.uid.clone()])?)
+    Ok(fits(gone)? && !fits(HashSet::from_iter([pod.uid.clone()]))?)
 }
