@@ -54,6 +54,7 @@ mod reservations;
 mod rules;
 mod sampled;
 mod shortage;
+mod stalled;
 mod starts;
 mod sums;
 mod switches;
